@@ -1,0 +1,22 @@
+"""Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster."""
+
+from hf_specdec.drafters import DraftModel, PromptLookup
+from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
+from hf_specdec.hub import drafter_from
+from hf_specdec.stats import SpecStats
+from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor
+
+RESOLVERS.append(drafter_from)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DraftModel",
+    "DraftVocabularyLogitsProcessor",
+    "PromptLookup",
+    "SpecStats",
+    "disable",
+    "enable",
+    "last_stats",
+    "speculate",
+]

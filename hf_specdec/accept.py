@@ -1,0 +1,273 @@
+"""The acceptance rules: which drafted tokens stay, and which token follows them.
+
+Everything here is a pure function of tensors and computes in the dtype it is given. In the comments
+B is the number of rows, N the longest draft of the round and V the size of the target's vocabulary;
+p is the target's law after the user's logits processors and q the law the draft was drawn from.
+
+Position i of the target's scores is the law after i drafted tokens, so N drafted tokens need N + 1
+positions: position i judges drafted token i, and the last one supplies the token after full acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposes for one round: a chain of tokens for every row.
+
+    Attributes:
+        tokens: drafted ids, shape (B, N). Entries at or beyond a row's length are padding.
+        lengths: number of drafted tokens of every row, shape (B,), each in [0, N].
+        probs: the law every token was drawn from, shape (B, N, V), rows summing to one; `None` when each
+            token is the drafter's only proposal (n-gram copies, greedy drafting): a point mass.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    probs: Tensor | None = None
+
+    @classmethod
+    def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
+        """A draft without a single token: the round becomes one plain decoding step."""
+        return cls(
+            tokens=torch.empty(num_rows, 0, dtype=torch.long, device=device),
+            lengths=torch.zeros(num_rows, dtype=torch.long, device=device),
+        )
+
+    @property
+    def width(self) -> int:
+        """Length of the longest draft, N."""
+        return self.tokens.shape[1]
+
+    @property
+    def valid(self) -> Tensor:
+        """Which entries of `tokens` are drafted tokens, shape (B, N)."""
+        return torch.arange(self.width, device=self.tokens.device) < self.lengths[:, None]
+
+    def position(self, index: int) -> Draft:
+        """The draft of one position alone, shape (B, 1): what step-by-step acceptance judges."""
+        if index >= self.width:
+            return Draft(self.tokens.new_zeros(len(self.tokens), 1), torch.zeros_like(self.lengths))
+        here = slice(index, index + 1)
+        return Draft(
+            tokens=self.tokens[:, here],
+            lengths=(self.lengths > index).long(),
+            probs=None if self.probs is None else self.probs[:, here],
+        )
+
+
+class Verdict(NamedTuple):
+    """The outcome of one round, one entry a row.
+
+    Attributes:
+        accepted: number of drafted tokens that stay, shape (B,).
+        next_tokens: the target's own token that follows them, shape (B,).
+    """
+
+    accepted: Tensor
+    next_tokens: Tensor
+
+
+class Thresholds(NamedTuple):
+    """A rule before its coins are thrown; enumerating it gives the rule's exact law.
+
+    Attributes:
+        coins_below: drafted token i passes when its coin, uniform on [0, 1), is smaller; shape (B, N).
+        weights: factor on the target's law in the residual after i accepted tokens, shape (B, N + 1).
+    """
+
+    coins_below: Tensor
+    weights: Tensor
+
+
+def greedy(draft: Draft, scores: Tensor) -> Verdict:
+    """Keeps the longest prefix of the draft that equals the target's own argmax.
+
+    Args:
+        draft: the proposal; its `probs` do not matter.
+        scores: processed scores of the target, shape (B, N + 1, V).
+    """
+    choices = scores.argmax(dim=-1)  # (B, N + 1)
+    agrees = (draft.tokens == choices[:, :-1]) & draft.valid
+    accepted = _leading(agrees)
+    return Verdict(accepted, choices.gather(1, accepted[:, None])[:, 0])
+
+
+def token_rule(draft: Draft, target_probs: Tensor) -> Thresholds:
+    """Token-level rejection sampling: keep token i with probability min(1, p/q), else draw from (p - q)+.
+
+    Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), and
+    Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling" (arXiv 2302.01318).
+
+    Args:
+        draft: the proposal.
+        target_probs: the target's law at every position, shape (B, N + 1, V).
+    """
+    ratios = _acceptance_ratios(draft, target_probs)
+    return Thresholds(ratios.clamp(max=1), torch.ones_like(target_probs[..., 0]))
+
+
+def block_rule(draft: Draft, target_probs: Tensor) -> Thresholds:
+    """Block verification: judges the draft as a whole and never accepts fewer tokens in expectation.
+
+    Sun et al., "Block Verification Accelerates Speculative Decoding" (arXiv 2403.10444). With w_i the
+    running product of ratios, clipped at one after every factor, and S_i the mass of (w_i p_i - q_i)+,
+    prefix i passes with probability S_i / (S_i + 1 - w_i), the whole draft with w_N; the longest passing
+    prefix stays.
+
+    Args:
+        draft: the proposal.
+        target_probs: the target's law at every position, shape (B, N + 1, V).
+    """
+    ratios = _acceptance_ratios(draft, target_probs)
+    weights = _clipped_products(ratios)  # (B, N + 1)
+    after = weights[:, 1:]  # weight after drafted tokens 1..N, (B, N)
+    excess = _excess_mass(draft, target_probs, weights)[:, 1:]  # S_1 .. S_{N-1}, (B, N - 1)
+    inner = after[:, :-1]
+    denominator = excess + 1 - inner
+    # 0/0 means w = 1 and p = q: nothing speaks against the prefix.
+    partial = torch.where(denominator > 0, excess / denominator, torch.ones_like(excess))
+    coins_below = torch.cat([partial, after[:, -1:]], dim=1)
+    is_last = torch.arange(1, draft.width + 1, device=after.device) == draft.lengths[:, None]
+    coins_below = torch.where(is_last, after, coins_below)
+    return Thresholds(torch.where(draft.valid, coins_below, 0), weights)
+
+
+def accepted_by_tokens(thresholds: Thresholds, coins: Tensor) -> Tensor:
+    """Number of tokens before the first one whose coin fails, shape (B,)."""
+    return _leading(coins < thresholds.coins_below)
+
+
+def accepted_by_blocks(thresholds: Thresholds, coins: Tensor) -> Tensor:
+    """Length of the longest prefix whose own coin passes, shape (B,)."""
+    lengths = torch.arange(1, coins.shape[1] + 1, device=coins.device)
+    passed = torch.where(coins < thresholds.coins_below, lengths, 0)
+    return passed.amax(dim=1) if coins.shape[1] else passed.sum(dim=1)
+
+
+def next_token_law(draft: Draft, target_probs: Tensor, weights: Tensor, accepted: Tensor) -> Tensor:
+    """The law of the token that follows `accepted` drafted tokens, shape (B, V).
+
+    It is the target's own law where the whole draft stayed, and the normalised residual (w p - q)+ where
+    a token was refused. A residual without mass (p equals q up to rounding) falls back to p.
+    """
+    row = torch.arange(len(accepted), device=accepted.device)
+    law = target_probs[row, accepted]  # (B, V)
+    if draft.width == 0:
+        return law
+    refused = accepted < draft.lengths
+    index = accepted.clamp(max=draft.width - 1)
+    scaled = weights[row, accepted][:, None] * law
+    if draft.probs is None:
+        residual = scaled.scatter(1, draft.tokens[row, index][:, None], 0.0)
+    else:
+        residual = (scaled - draft.probs[row, index]).clamp(min=0)
+    mass = residual.sum(dim=-1, keepdim=True)
+    use_residual = refused[:, None] & (mass > 0)
+    return torch.where(use_residual, residual / torch.where(mass > 0, mass, torch.ones_like(mass)), law)
+
+
+def sample(law: Tensor, uniforms: Tensor) -> Tensor:
+    """Draws one token a row by inverting the cumulative law.
+
+    Args:
+        law: non-negative weights, shape (..., V); they need not sum to one.
+        uniforms: numbers on [0, 1), shape (...).
+
+    Returns:
+        Token ids, shape (...). A token without mass is never drawn, whatever the number.
+    """
+    cumulative = law.to(uniforms.dtype).cumsum(dim=-1)
+    points = uniforms[..., None] * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, points, right=True)[..., 0].clamp(max=law.shape[-1] - 1)
+
+
+def sampled(rule: str, draft: Draft, target_probs: Tensor, coins: Tensor, uniforms: Tensor) -> Verdict:
+    """Applies a rule to all positions at once.
+
+    Args:
+        rule: "token" or "block".
+        draft: the proposal.
+        target_probs: the target's law at every position, shape (B, N + 1, V).
+        coins: one number on [0, 1) for every drafted token, shape (B, N), independent of the draft.
+        uniforms: one more for the token that follows, shape (B,).
+    """
+    if rule == "block":
+        thresholds = block_rule(draft, target_probs)
+        accepted = accepted_by_blocks(thresholds, coins)
+    else:
+        thresholds = token_rule(draft, target_probs)
+        accepted = accepted_by_tokens(thresholds, coins)
+    law = next_token_law(draft, target_probs, thresholds.weights, accepted)
+    return Verdict(accepted, sample(law, uniforms))
+
+
+def one_step(draft: Draft, law: Tensor, coins: Tensor, uniforms: Tensor) -> Verdict:
+    """The token rule at one position: the same law as `sampled("token", ...)`, taken left to right.
+
+    Args:
+        draft: one position of a draft, shape (B, 1); rows of length 0 have nothing to judge.
+        law: the target's law there, shape (B, V).
+        coins: shape (B,).
+        uniforms: shape (B,).
+
+    Returns:
+        `accepted` is 1 where the drafted token stays; `next_tokens` is then that token, and otherwise the
+        target's own (from the residual, or from the law where nothing was drafted).
+    """
+    thresholds = token_rule(draft, law[:, None])
+    accepted = accepted_by_tokens(thresholds, coins[:, None])
+    replacement = sample(next_token_law(draft, law[:, None], thresholds.weights, torch.zeros_like(accepted)), uniforms)
+    return Verdict(accepted, torch.where(accepted > 0, draft.tokens[:, 0], replacement))
+
+
+def one_greedy_step(draft: Draft, scores: Tensor) -> Verdict:
+    """`one_step` for greedy decoding: scores of shape (B, V)."""
+    choices = scores.argmax(dim=-1)
+    accepted = (draft.tokens[:, 0] == choices) & (draft.lengths > 0)
+    return Verdict(accepted.long(), choices)
+
+
+def _leading(passed: Tensor) -> Tensor:
+    """Number of leading true entries of every row: (B, N) -> (B,)."""
+    return passed.long().cumprod(dim=1).sum(dim=1)
+
+
+def _acceptance_ratios(draft: Draft, target_probs: Tensor) -> Tensor:
+    """p(x) / q(x) of every drafted token, zero beyond a row's draft, shape (B, N)."""
+    tokens = draft.tokens[..., None]
+    target = target_probs[:, : draft.width].gather(2, tokens)[..., 0]
+    if draft.probs is None:
+        ratios = target
+    else:
+        drawn = draft.probs.gather(2, tokens)[..., 0]
+        # A token of q-mass zero cannot have been drawn; should rounding say so, p alone decides.
+        ratios = torch.where(drawn > 0, target / torch.where(drawn > 0, drawn, 1), (target > 0).to(target.dtype))
+    return torch.where(draft.valid, ratios, 0)
+
+
+def _clipped_products(ratios: Tensor) -> Tensor:
+    """w_0 .. w_N with w_0 = 1 and w_i = min(w_{i-1} r_i, 1): (B, N) -> (B, N + 1)."""
+    weight = torch.ones_like(ratios[:, 0]) if ratios.shape[1] else ratios.new_ones(len(ratios))
+    weights = [weight]
+    for ratio in ratios.unbind(dim=1):
+        weight = (weight * ratio).clamp(max=1)
+        weights.append(weight)
+    return torch.stack(weights, dim=1)
+
+
+def _excess_mass(draft: Draft, target_probs: Tensor, weights: Tensor) -> Tensor:
+    """Mass of (w_i p_i - q_i)+ for i = 0 .. N-1, q_i being the law of drafted token i; shape (B, N)."""
+    before = weights[:, :-1]
+    law = target_probs[:, :-1]
+    if draft.probs is None:
+        # The point mass removes exactly its own token, since w p(x) never exceeds one.
+        drafted = law.gather(2, draft.tokens[..., None])[..., 0]
+        return before * (1 - drafted).clamp(min=0)
+    return (before[..., None] * law - draft.probs).clamp(min=0).sum(dim=-1)

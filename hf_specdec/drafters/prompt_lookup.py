@@ -1,0 +1,160 @@
+"""Prompt lookup: copy what followed the last time the text ended like this."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from hf_specdec.accept import Draft
+from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
+from hf_specdec.noise import RoundNoise
+from hf_specdec.options import SpeculationOptions, check_count
+from hf_specdec.state import DecodeState
+
+PREFERENCES = ("earliest", "newest", "frequent")
+# With more matches than this, only the newest vote: a longer list costs time and changes nothing.
+_MOST_VOTERS = 64
+
+
+class PromptLookup(Drafter):
+    """Drafts by copying from prompt and output: finds the longest n-gram that ends the text elsewhere in it.
+
+    Needs no second model and drafts in microseconds; pays wherever the output repeats its input or itself
+    (summaries, code edits, retrieval, translation of names). Saxena, "Prompt Lookup Decoding" (2023).
+
+    Args:
+        min_ngram: shortest tail of the text that is looked up.
+        max_ngram: longest tail; longer matches win. One of the two given sets both.
+        num_draft_tokens: most tokens to copy in a round.
+        prefer: which of several longest matches is copied: "earliest", "newest", or "frequent" (at every
+            token, the continuation most matches agree on; the newest among equals).
+
+    Raises:
+        ValueError: if a window is not positive, min_ngram exceeds max_ngram, or `prefer` is unknown.
+    """
+
+    name = "prompt-lookup"
+    default_num_draft_tokens = 10
+
+    def __init__(
+        self,
+        min_ngram: int | None = None,
+        max_ngram: int | None = None,
+        num_draft_tokens: int | None = None,
+        prefer: str = "frequent",
+    ):
+        super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
+        self.min_ngram, self.max_ngram = _windows(min_ngram, max_ngram)
+        if prefer not in PREFERENCES:
+            raise ValueError(f"prefer={prefer!r} is unknown; use one of {', '.join(PREFERENCES)}.")
+        self.prefer = prefer
+
+    def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
+        """Begins a call with an empty index for every row."""
+        return _LookupSession(self, len(state.rows))
+
+
+class _LookupSession(DraftSession):
+    def __init__(self, drafter: PromptLookup, num_rows: int):
+        self.indexes = [NgramIndex(drafter.min_ngram, drafter.max_ngram, drafter.prefer) for _ in range(num_rows)]
+
+    def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
+        drafts = [
+            index.propose(state.tokens[row], limit)
+            for index, row, limit in zip(self.indexes, state.rows, limits, strict=True)
+        ]
+        return chain_of_copies(drafts, state.device)
+
+    def keep_rows(self, places: list[int]) -> None:
+        self.indexes = [self.indexes[place] for place in places]
+
+
+def chain_of_copies(drafts: list[list[int]], device: torch.device) -> Draft:
+    """A point-mass draft from one token list a row, padded to the longest."""
+    width = max(map(len, drafts))
+    tokens = [draft + [0] * (width - len(draft)) for draft in drafts]
+    return Draft(
+        tokens=torch.tensor(tokens, dtype=torch.long, device=device).view(len(drafts), width),
+        lengths=torch.tensor([len(draft) for draft in drafts], device=device),
+    )
+
+
+class NgramIndex:
+    """Where every n-gram of a growing text ends, for all n of a window.
+
+    Args:
+        min_ngram: smallest n.
+        max_ngram: largest n.
+        prefer: see `PromptLookup`.
+    """
+
+    def __init__(self, min_ngram: int, max_ngram: int, prefer: str):
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
+        self.prefer = prefer
+        self.ends: dict[tuple[int, ...], list[int]] = {}
+        self.num_indexed = 0
+
+    def propose(self, text: list[int], limit: int) -> list[int]:
+        """At most `limit` tokens that followed the longest earlier match of the text's tail.
+
+        Args:
+            text: the text of the last call, grown at its end.
+            limit: most tokens to return.
+        """
+        self._index(text)
+        if limit <= 0:
+            return []
+        for size in self.sizes:
+            matches = self.ends.get(tuple(text[-size:])) if len(text) > size else None
+            if matches:
+                return self._continue(text, matches, limit)
+        return []
+
+    def _index(self, text: list[int]) -> None:
+        """Adds the n-grams that have gained a successor since the last call."""
+        for end in range(self.num_indexed + 1, len(text)):
+            for size in self.sizes:
+                if size <= end:
+                    self.ends.setdefault(tuple(text[end - size : end]), []).append(end)
+        self.num_indexed = max(self.num_indexed, len(text) - 1)
+
+    def _continue(self, text: list[int], matches: list[int], limit: int) -> list[int]:
+        if self.prefer == "frequent" and len(matches) > 1:
+            return _majority(text, matches[-_MOST_VOTERS:], limit)
+        start = matches[0] if self.prefer == "earliest" else matches[-1]
+        copied: list[int] = []
+        for place in range(start, start + limit):
+            copied.append(_at(text, copied, place))
+        return copied
+
+
+def _majority(text: list[int], matches: list[int], limit: int) -> list[int]:
+    """The continuation that most matches share, token by token; the newest decides among equals."""
+    chosen: list[int] = []
+    for step in range(limit):
+        successors = [_at(text, chosen, start + step) for start in matches]
+        votes = Counter(successors)
+        best = max(votes.values())
+        token = next(t for t in reversed(successors) if votes[t] == best)
+        matches = [start for start, successor in zip(matches, successors, strict=True) if successor == token]
+        chosen.append(token)
+    return chosen
+
+
+def _at(text: list[int], copied: list[int], place: int) -> int:
+    """Token `place` of the text with its draft appended: a copy may run into itself, as in a repetition."""
+    return text[place] if place < len(text) else copied[place - len(text)]
+
+
+def _windows(min_ngram: int | None, max_ngram: int | None) -> tuple[int, int]:
+    if min_ngram is None and max_ngram is None:
+        return 1, 5
+    smallest = max_ngram if min_ngram is None else min_ngram
+    largest = min_ngram if max_ngram is None else max_ngram
+    check_count("min_ngram", smallest)
+    check_count("max_ngram", largest)
+    assert smallest is not None and largest is not None
+    if smallest > largest:
+        raise ValueError(f"min_ngram={smallest} exceeds max_ngram={largest}; the longest match must not be shorter.")
+    return smallest, largest

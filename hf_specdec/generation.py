@@ -1,0 +1,290 @@
+"""How an assistant attaches to `generate`: `enable` on a model, or `speculate` for one call."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from hf_specdec import host
+from hf_specdec.drafters import NAMED, Drafter, DraftModel
+from hf_specdec.loop import Request, SpeculativeLoop
+from hf_specdec.options import SpeculationOptions, take_options
+from hf_specdec.stats import SpecStats
+
+_ATTRIBUTE = "_hf_specdec"
+
+# Each turns a folder or a Hub id into a drafter for a target, or returns None. The package fills the list
+# (see hub.py), so that this file never imports the Hub.
+RESOLVERS: list[Callable[[str, PreTrainedModel], Drafter | None]] = []
+
+
+def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
+    """Lets this model's `generate` take `assistant=`.
+
+    Only this instance changes, and only by one attribute; copies keep the ability, `disable` undoes it.
+
+    Args:
+        model: a Transformers model that generates, or a PEFT wrapper around one.
+        assistant: what every call uses that does not say otherwise: a drafter, a smaller model, a name
+            ("prompt-lookup", "ngram"), a folder or a Hub id. Without it, plain calls stay plain.
+        **options: defaults of every call, see `SpeculationOptions`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if the model cannot generate, the assistant does not fit it, or an option is unknown.
+    """
+    core = _core_model(model)
+    host.refuse_model(core)
+    taken = take_options(options)
+    if options:
+        raise ValueError(f"enable() got unknown options {sorted(options)}; allowed are {_option_names()}.")
+    previous = model.__dict__.get("generate")
+    if isinstance(model.__dict__.get(_ATTRIBUTE), _Attachment):
+        previous = model.__dict__[_ATTRIBUTE].previous
+    attachment = _Attachment(previous, options=taken)
+    if assistant is not None and assistant is not False:
+        attachment.default = attachment.resolve(assistant, core)
+    model.__dict__[_ATTRIBUTE] = attachment
+    model.__dict__["generate"] = types.MethodType(generate, model)
+    return model
+
+
+def disable(model: Any) -> Any:
+    """Gives the model back its own `generate`; does nothing to a model that was never enabled."""
+    attachment = model.__dict__.pop(_ATTRIBUTE, None)
+    if attachment is not None:
+        model.__dict__.pop("generate", None)
+        if attachment.previous is not None:
+            model.__dict__["generate"] = attachment.previous
+    return model
+
+
+def last_stats(model: Any) -> SpecStats | None:
+    """Statistics of an enabled model's last call; `None` before the first one or if it was plain."""
+    attachment = model.__dict__.get(_ATTRIBUTE)
+    if attachment is None:
+        raise ValueError("This model is not enabled; call hf_specdec.enable(model) first, or read assistant.stats.")
+    return attachment.last_stats
+
+
+def speculate(assistant: Any, **options: Any) -> Speculate:
+    """One call's assistant without `enable`: `model.generate(..., custom_generate=speculate(assistant))`.
+
+    The host keeps streamers and tokenizers from custom generation, so streaming, stop strings and token
+    healing need `enable`.
+
+    Args:
+        assistant: as in `enable`.
+        **options: see `SpeculationOptions`.
+
+    Raises:
+        ValueError: if an option is unknown or out of range.
+    """
+    taken = take_options(options)
+    if options:
+        raise ValueError(f"speculate() got unknown options {sorted(options)}; allowed are {_option_names()}.")
+    return Speculate(assistant, taken)
+
+
+class Speculate:
+    """What the host calls in place of its own decoding method."""
+
+    def __init__(
+        self,
+        assistant: Any,
+        options: SpeculationOptions,
+        streamer: Any = None,
+        tokenizer: Any = None,
+        attachment: _Attachment | None = None,
+    ):
+        self.assistant = assistant
+        self.options = options
+        self.streamer = streamer
+        self.tokenizer = tokenizer
+        self.attachment = attachment or _Attachment(None)
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decodes what the host prepared. The signature is the host's for custom generation."""
+        drafter = self.attachment.resolve(self.assistant, model)
+        _refuse(model, drafter, host.setting(model, generation_config, {}), self.tokenizer)
+        if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
+            raise ValueError("The prompt is empty; pass at least one token (for example the BOS token).")
+        request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        options = drafter.options.overridden_by(self.options)
+        loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
+        output = loop.run()
+        self.attachment.last_stats = loop.stats
+        return output
+
+
+@dataclass
+class _Attachment:
+    """What `enable` leaves on a model.
+
+    Attributes:
+        previous: the instance's own `generate` from before, if it had one.
+        default: assistant of calls that name none.
+        options: defaults of every call.
+        resolved: drafters made from names, folders and models, so that a second call reuses them.
+        last_stats: of the last call.
+    """
+
+    previous: Callable | None
+    default: Drafter | None = None
+    options: SpeculationOptions = field(default_factory=SpeculationOptions)
+    resolved: dict[Any, Drafter] = field(default_factory=dict)
+    last_stats: SpecStats | None = None
+
+    def resolve(self, assistant: Any, target: Any) -> Drafter:
+        """The drafter an assistant stands for."""
+        if isinstance(assistant, Drafter):
+            return assistant
+        key = assistant if isinstance(assistant, str) else id(assistant)
+        if key not in self.resolved:
+            self.resolved[key] = resolve_assistant(assistant, target)
+        return self.resolved[key]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
+        # A copied model keeps its assistant and shares it; a bound `previous` must follow the copy.
+        return _Attachment(copy.deepcopy(self.previous, memo), self.default, self.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Drafters are not part of a pickled model: it comes back with plain `generate`.
+        return (_Attachment, (None,))
+
+
+def resolve_assistant(assistant: Any, target: Any) -> Drafter:
+    """Makes a drafter from a model, a name, a folder or a Hub id.
+
+    Raises:
+        ValueError: if it is none of these.
+    """
+    if isinstance(assistant, Drafter):
+        return assistant
+    if isinstance(assistant, PreTrainedModel):
+        return DraftModel(assistant)
+    if not isinstance(assistant, str):
+        raise ValueError(
+            f"assistant= must be a drafter, a transformers model, a name ({', '.join(NAMED)}), a folder or a Hub id, "
+            f"not {type(assistant).__name__}."
+        )
+    if assistant in NAMED:
+        return NAMED[assistant]()
+    for resolver in RESOLVERS:
+        if (drafter := resolver(assistant, target)) is not None:
+            return drafter
+    raise ValueError(
+        f"assistant={assistant!r} is neither a strategy ({', '.join(NAMED)}), nor a folder, nor a Hub id like 'org/name'."
+    )
+
+
+@torch.no_grad()
+def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
+    """`generate` of an enabled model: takes `assistant=` and its options beside the host's arguments.
+
+    Args:
+        *args: as in `transformers.GenerationMixin.generate`.
+        assistant: a drafter, a smaller model, a name, a folder or a Hub id; `False` switches the default off.
+        **kwargs: options (`SpeculationOptions`, `num_assistant_tokens`) and the host's arguments.
+
+    Raises:
+        ValueError: for what cannot be served exactly; the message says why and what to do.
+    """
+    attachment = self.__dict__[_ATTRIBUTE]
+    plain = attachment.previous or types.MethodType(type(self).generate, self)
+    attachment.last_stats = None
+    if assistant is None:
+        assistant = attachment.default
+    if assistant is None or assistant is False:
+        return plain(*args, **kwargs)
+    return _generate_with(self, plain, attachment, assistant, args, kwargs)
+
+
+def _generate_with(
+    model: Any, plain: Callable, attachment: _Attachment, assistant: Any, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """Takes out what the host would lose, checks, and hands the rest to the host."""
+    target = _core_model(model)
+    options = attachment.options.overridden_by(take_options(kwargs))
+    if kwargs.get("assistant_model") is not None or kwargs.get("custom_generate") is not None:
+        other = "assistant_model" if kwargs.get("assistant_model") is not None else "custom_generate"
+        raise ValueError(f"assistant= and {other}= both say how to decode; pass one of the two.")
+    if kwargs.pop("synced_gpus", None):
+        raise ValueError("synced_gpus=True needs every process to make the same number of passes; use assistant=False.")
+    streamer, tokenizer = kwargs.pop("streamer", None), kwargs.pop("tokenizer", None)
+    try:
+        drafter = attachment.resolve(assistant, target)
+        read = host.setting(target, kwargs.get("generation_config"), kwargs)
+        _refuse(target, drafter, read, tokenizer)
+        args, kwargs = _take_over_tokenizer_work(target, tokenizer, read, args, kwargs)
+        call = Speculate(drafter, options, streamer, tokenizer, attachment)
+        return plain(*args, custom_generate=call, **kwargs)
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
+def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any) -> None:
+    """All refusals that need no work to be done first."""
+    host.refuse_model(target)
+    host.refuse_settings(read)
+    drafter.check(target, tokenizer)
+
+
+def _take_over_tokenizer_work(
+    target: Any, tokenizer: Any, read: Callable[[str], Any], args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    """Stop strings and token healing: the host drops the tokenizer in custom generation, so they happen here."""
+    stop_strings, heals = read("stop_strings"), read("token_healing")
+    if not stop_strings and not heals:
+        return args, kwargs
+    if tokenizer is None:
+        raise ValueError("stop_strings and token_healing need the target's tokenizer; pass tokenizer=.")
+    kwargs = dict(kwargs)
+    kwargs["generation_config"] = host.without_tokenizer_work(target, kwargs.get("generation_config"), kwargs)
+    if stop_strings:
+        given = kwargs.get("stopping_criteria") or []
+        kwargs["stopping_criteria"] = StoppingCriteriaList(
+            [host.stop_string_criterion(stop_strings, tokenizer), *given]
+        )
+    if heals:
+        args, kwargs = _heal(target, tokenizer, args, kwargs)
+    return args, kwargs
+
+
+def _heal(target: Any, tokenizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Replaces the prompt by its healed form."""
+    prompt = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+    if prompt is None:
+        raise ValueError("token_healing needs input_ids.")
+    healed = target.heal_tokens(prompt, tokenizer)
+    if args:
+        return (healed, *args[1:]), kwargs
+    return args, kwargs | {"inputs" if "inputs" in kwargs else "input_ids": healed}
+
+
+def _core_model(model: Any) -> Any:
+    """The Transformers model itself, unwrapped from PEFT."""
+    unwrap = getattr(model, "get_base_model", None)
+    return unwrap() if callable(unwrap) else model
+
+
+def _option_names() -> str:
+    return ", ".join(SpeculationOptions.__dataclass_fields__)

@@ -1,0 +1,456 @@
+"""The edge to Transformers: the only file that knows private or version-dependent names.
+
+A new Transformers release changes this file and no other. The oldest supported release is 5.17, the newest
+the one named in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import GenerateDecoderOnlyOutput, logits_process, stopping_criteria
+
+# Transformers 5.24 hands caches around as `cache`; older releases say `past_key_values`.
+CACHE_NAME = (
+    "cache"
+    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else "past_key_values"
+)
+
+# Logits processors that read nothing but the scores.
+_SCORES_ONLY = {
+    getattr(logits_process, name)
+    for name in (
+        "TemperatureLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TopHLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "SuppressTokensLogitsProcessor",
+    )
+}
+# Logits processors that are a function of a row's own prefix and scores: the same prefix, the same result.
+_PREFIX_ONLY = {
+    getattr(logits_process, name)
+    for name in (
+        "RepetitionPenaltyLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "ExponentialDecayLengthPenalty",
+        "SuppressTokensAtBeginLogitsProcessor",
+    )
+}
+# Cache layers whose slots can be rearranged row by row.
+_RAGGED_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer}
+# Stopping criteria that judge a row by its own tokens or by the clock, whatever the other rows do.
+_ROWWISE_CRITERIA = {
+    stopping_criteria.MaxLengthCriteria,
+    stopping_criteria.MaxTimeCriteria,
+    stopping_criteria.StopStringCriteria,
+    stopping_criteria.EosTokenCriteria,
+}
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def accepts_position_ids(model: Any) -> bool:
+    """Whether every row can be given positions of its own."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def max_positions(model: Any) -> int | None:
+    """Positions the model was built for; `None` when its config names no limit."""
+    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+def vocabulary_size(model: Any) -> int:
+    """Number of ids the model scores: rows of its output layer, padding included."""
+    head = model.get_output_embeddings()
+    if head is not None and hasattr(head, "weight"):
+        return head.weight.shape[0]
+    return model.config.get_text_config(decoder=True).vocab_size
+
+
+def refuse_model(model: Any) -> None:
+    """Raises `ValueError` for a model whose decoding cannot be verified."""
+    name = type(model).__name__
+    if not (isinstance(model, PreTrainedModel) and model.can_generate()):
+        raise ValueError(f"{name} cannot generate text; speculative decoding needs a causal language model.")
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder model; speculative decoding serves decoder-only models. "
+            "Call generate() with assistant=False."
+        )
+    if model._is_stateful:
+        raise ValueError(
+            f"{name} keeps a recurrent state, which cannot be rolled back after a refused draft. "
+            "Call generate() with assistant=False."
+        )
+
+
+@contextmanager
+def decoding(model: Any) -> Iterator[None]:
+    """The host's own decoding mode (it swaps expert kernels on accelerators), left again on any exit."""
+    with model._optimize_model_for_decode():
+        yield
+
+
+# --- generation settings ----------------------------------------------------------------------------------
+
+
+def setting(model: Any, generation_config: GenerationConfig | None, arguments: dict[str, Any]) -> Callable:
+    """How `generate` will read a setting: from its arguments, else the given config, else the model's."""
+
+    def read(name: str) -> Any:
+        if name in arguments:
+            return arguments[name]
+        value = getattr(generation_config, name, None)
+        return value if value is not None else getattr(model.generation_config, name, None)
+
+    return read
+
+
+def refuse_settings(read: Callable[[str], Any]) -> None:
+    """Raises `ValueError` for generation settings that speculation cannot honour exactly."""
+    if (read("num_beams") or 1) > 1:
+        raise ValueError(
+            f"num_beams={read('num_beams')}: beam search keeps several hypotheses a row, which a draft cannot serve. "
+            "Set num_beams=1, or assistant=False for this call."
+        )
+    if read("use_cache") is False:
+        raise ValueError("use_cache=False: verifying a draft needs the key-value cache. Leave use_cache out.")
+    if read("cache_implementation") == "paged":
+        raise ValueError(
+            'cache_implementation="paged" would skip the assistant without a word. '
+            "Leave it out, or set assistant=False for this call."
+        )
+    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
+        if read(name):
+            raise ValueError(f"{name}={read(name)!r} selects a decoding method that takes no assistant. Leave it out.")
+    if read("prompt_lookup_num_tokens"):
+        raise ValueError(
+            f"prompt_lookup_num_tokens={read('prompt_lookup_num_tokens')} starts the host's own prompt lookup, and "
+            'assistant= was given too. Pass one: assistant="prompt-lookup" does the same, for batches as well.'
+        )
+
+
+def cache_wanted(generation_config: GenerationConfig, cache: Cache) -> bool:
+    """Whether the caller will see the cache after the call."""
+    return bool(generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
+
+
+def special_tokens(generation_config: GenerationConfig) -> tuple[frozenset[int], int]:
+    """End-of-sequence ids and the id that fills finished rows (0 where the config names no padding)."""
+    ends = generation_config._eos_token_tensor
+    pad = generation_config._pad_token_tensor
+    return frozenset(ends.tolist() if ends is not None else ()), int(pad) if pad is not None else 0
+
+
+def is_rowwise(criterion: Any) -> bool:
+    """Whether a stopping criterion is known to judge every row by itself."""
+    return type(criterion) in _ROWWISE_CRITERIA
+
+
+def is_length_or_end(criterion: Any) -> bool:
+    """Whether a criterion says no more than the maximal length and the end-of-sequence ids do."""
+    return type(criterion) in {stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria}
+
+
+def end_ids(criteria: StoppingCriteriaList) -> frozenset[int]:
+    """All end-of-sequence ids the criteria look for."""
+    return frozenset(i for c in criteria if hasattr(c, "eos_token_id") for i in c.eos_token_id.flatten().tolist())
+
+
+def without_tokenizer_work(
+    model: Any, generation_config: GenerationConfig | None, arguments: dict[str, Any]
+) -> GenerationConfig | None:
+    """A config without stop strings and token healing; the call's own arguments are emptied of them too."""
+    for name in ("stop_strings", "token_healing"):
+        arguments.pop(name, None)
+    if generation_config is None and not (
+        model.generation_config.stop_strings or model.generation_config.token_healing
+    ):
+        return None
+    config = copy.deepcopy(model.generation_config if generation_config is None else generation_config)
+    config.stop_strings, config.token_healing = [], False
+    return config
+
+
+def stop_string_criterion(stop_strings: str | list[str], tokenizer: Any) -> Any:
+    """The host's criterion for stop strings."""
+    return stopping_criteria.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
+
+
+# --- logits processors ------------------------------------------------------------------------------------
+
+
+def reads_scores_only(processor: LogitsProcessor) -> bool:
+    """Whether a processor is known to look at nothing but the scores (ours say so themselves)."""
+    return type(processor) in _SCORES_ONLY or getattr(processor, "reads_scores_only", False)
+
+
+def is_stateless(processor: LogitsProcessor) -> bool:
+    """Whether a processor is known to be a function of a row's own prefix and scores."""
+    return reads_scores_only(processor) or type(processor) in _PREFIX_ONLY
+
+
+def for_rows(processor: LogitsProcessor, rows: Tensor) -> LogitsProcessor:
+    """The processor for some rows of the batch, in the given order: some hold one number a row."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(ignored, Tensor):
+        return processor
+    selected: Any = copy.copy(processor)
+    selected.prompt_ignore_length = ignored.to(rows.device)[rows]
+    return selected
+
+
+def with_temperature(processors: LogitsProcessorList, temperature: float) -> LogitsProcessorList:
+    """The processors with their temperature replaced."""
+    warper = logits_process.TemperatureLogitsWarper
+    first_truncation = next((i for i, p in enumerate(processors) if reads_scores_only(p)), len(processors))
+    place = next((i for i, p in enumerate(processors) if isinstance(p, warper)), first_truncation)
+    others = [p for p in processors if not isinstance(p, warper)]
+    return LogitsProcessorList([*others[:place], warper(float(temperature)), *others[place:]])
+
+
+# --- forward passes ---------------------------------------------------------------------------------------
+
+
+def prefill(model: Any, input_ids: Tensor, generation_config: GenerationConfig, kwargs: dict) -> Any:
+    """The prompt's pass, exactly as plain `generate` makes it (chunks, embeddings, a cache handed in)."""
+    return model._prefill(input_ids, generation_config, kwargs)
+
+
+def prompt_takes_draft(generation_config: GenerationConfig, kwargs: dict[str, Any], tokens_given: Tensor) -> bool:
+    """Whether a draft may ride behind the prompt in the first pass.
+
+    Not behind a cache that was handed in, chunks or embeddings, nor with inputs that exist per prompt token;
+    and sliding layers can be rolled back only once they record, which starts after the prompt.
+    """
+    known = {"attention_mask", "position_ids", CACHE_NAME}
+    per_token = any(
+        isinstance(value, Tensor) and value.dim() > 1 and name not in known for name, value in kwargs.items()
+    )
+    positions = kwargs.get("position_ids")
+    return (
+        tokens_given.shape[1] > 0
+        and not per_token
+        and (positions is None or positions.dim() == 2)
+        and generation_config.prefill_chunk_size is None
+        and num_slots(kwargs[CACHE_NAME]) == 0
+        and not is_sliding(kwargs[CACHE_NAME])
+    )
+
+
+def behind_prompt(kwargs: dict[str, Any], num_drafted: int) -> dict[str, Any]:
+    """Arguments of the prompt's pass when `num_drafted` tokens ride behind the prompt."""
+    arguments = dict(kwargs)
+    if "logits_to_keep" in arguments:
+        arguments["logits_to_keep"] = num_drafted + 1
+    if num_drafted == 0:
+        return arguments
+    if (mask := arguments.get("attention_mask")) is not None:
+        arguments["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), num_drafted)], dim=1)
+    if (positions := arguments.get("position_ids")) is not None:
+        ahead = torch.arange(1, num_drafted + 1, device=positions.device)
+        arguments["position_ids"] = torch.cat([positions, positions[..., -1:] + ahead], dim=-1)
+    return arguments
+
+
+def after_prompt(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the later passes: what does not belong to the prompt alone."""
+    dropped = {"attention_mask", "position_ids", "inputs_embeds", CACHE_NAME}
+    return {name: value for name, value in kwargs.items() if name not in dropped}
+
+
+def forward(
+    model: Any,
+    tokens: Tensor,
+    cache: Cache,
+    mask: Tensor | None,
+    position_ids: Tensor | None,
+    num_logits: int,
+    kwargs: dict[str, Any],
+) -> Any:
+    """One pass after the prompt.
+
+    Args:
+        model: any decoder-only model.
+        tokens: new tokens, shape (B, W).
+        cache: what the model has read so far.
+        mask: over cached slots and new tokens, shape (B, S + W); `None` where nothing is masked.
+        position_ids: shape (..., B, W); `None` for models that count by themselves.
+        num_logits: positions to score, counted from the end.
+        kwargs: the call's other model arguments.
+    """
+    arguments = dict(kwargs)
+    if mask is not None:
+        arguments["attention_mask"] = mask
+    if position_ids is not None:
+        arguments["position_ids"] = position_ids
+    if "logits_to_keep" in arguments:
+        arguments["logits_to_keep"] = num_logits
+    if (types := arguments.get("token_type_ids")) is not None:
+        arguments["token_type_ids"] = types[:, -1:].expand(tokens.shape)
+    for name in ("mm_token_type_ids", "moe_mm_token_type_ids"):
+        if arguments.get(name) is not None:
+            arguments[name] = torch.zeros_like(tokens)
+    arguments[CACHE_NAME] = cache
+    inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
+    return model(**inputs, return_dict=True)
+
+
+def draft_arguments(model: Any) -> dict[str, Any]:
+    """Model arguments for passes that `generate` did not prepare."""
+    arguments: dict[str, Any] = {"use_cache": True}
+    if model._supports_logits_to_keep():
+        arguments["logits_to_keep"] = 1
+    return arguments
+
+
+def cache_of(outputs: Any) -> Cache:
+    """The cache a forward pass hands back."""
+    return outputs[CACHE_NAME]
+
+
+def decoder_output(**values: Any) -> GenerateDecoderOnlyOutput:
+    """What plain `generate` returns with `return_dict_in_generate=True`; `cache` under the host's name."""
+    values[CACHE_NAME] = values.pop("cache")
+    return GenerateDecoderOnlyOutput(**values)
+
+
+# --- caches -----------------------------------------------------------------------------------------------
+
+
+def new_cache(model: Any) -> Cache:
+    """An empty growing cache with the model's own layer kinds, ready to be rolled back."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.activate_past_recording()
+    return cache
+
+
+def _layers(cache: Cache) -> list[Any]:
+    """The self-attention layers that hold keys and values."""
+    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+
+
+def is_sliding(cache: Cache) -> bool:
+    """Whether any layer forgets what leaves its window."""
+    return any(getattr(layer, "is_sliding", False) for layer in cache.layers)
+
+
+def can_be_ragged(cache: Cache) -> bool:
+    """Whether rows may keep different numbers of slots: only growing layers can be rearranged row by row."""
+    return all(type(layer) in _RAGGED_LAYERS for layer in cache.layers)
+
+
+def is_fixed(cache: Cache) -> bool:
+    """Whether the cache was allocated once and cannot change its shape."""
+    return cache.is_compileable
+
+
+def capacity(cache: Cache) -> int | None:
+    """Slots a fixed cache has; `None` for a growing one."""
+    if not is_fixed(cache):
+        return None
+    return min(layer.get_max_length() for layer in cache.layers if layer.get_max_length() > 0)
+
+
+def num_slots(cache: Cache) -> int:
+    """Slots filled so far."""
+    return int(cache.get_seq_length())
+
+
+def refuse_cache(cache: Any) -> None:
+    """Raises `ValueError` for a cache that cannot be rolled back; to be called after the prompt's pass.
+
+    Only then do layers know their kind (a recurrent state appears with the first tokens).
+    """
+    if not isinstance(cache, Cache):
+        raise ValueError(
+            f"The model keeps its past in a {type(cache).__name__}, which cannot be rolled back after a refused draft. "
+            "Call generate() with assistant=False."
+        )
+    stuck = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
+    if stuck:
+        raise ValueError(
+            f"{type(cache).__name__} with {', '.join(stuck)} cannot be rolled back after a refused draft. "
+            'Use the default cache (cache_implementation="dynamic"), or assistant=False for this call.'
+        )
+
+
+def start_recording(cache: Cache) -> None:
+    """Makes sliding layers keep what a rollback may need until the next `crop`."""
+    cache.activate_past_recording()
+
+
+def stop_recording(cache: Cache) -> None:
+    """Leaves sliding layers as plain `generate` does: within their window, and not recording."""
+    cache.crop(0)
+    for layer in cache.layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = False
+
+
+def crop(cache: Cache, num_slots_to_drop: int) -> None:
+    """Drops the newest slots of all rows. Zero still trims sliding layers to their window."""
+    cache.crop(-num_slots_to_drop)
+
+
+def keep_rows(cache: Cache, rows: Tensor) -> None:
+    """Keeps some rows of a growing cache, in the given order."""
+    cache.batch_select_indices(rows)
+
+
+def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
+    """Rearranges the slots of every row of a growing cache.
+
+    Args:
+        cache: a cache with `num_slots_before` slots, sliding layers recording.
+        index: for every row and new slot, the old slot it comes from, shape (B, S_new). A sliding layer
+            keeps the last window of it; old slots it no longer holds may only be asked for where they are
+            masked.
+        num_slots_before: S, needed because a sliding layer stores only the end of it.
+    """
+    new = index.shape[1]
+    for layer in _layers(cache):
+        stored = layer.keys.shape[-2]
+        visible = min(new, layer.sliding_window - 1) if layer.is_sliding else new
+        source = (index[:, new - visible :] - (num_slots_before - stored)).clamp(min=0).to(layer.keys.device)
+        layer.keys = _take(layer.keys, source)
+        layer.values = _take(layer.values, source)
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = new
+
+
+def _take(states: Tensor, index: Tensor) -> Tensor:
+    """(B, heads, S, d) at slots (B, S_new) -> (B, heads, S_new, d)."""
+    expanded = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+    return states.gather(2, expanded)

@@ -1,0 +1,36 @@
+"""Folders and Hub ids as assistants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from hf_specdec.drafters import Drafter, DraftModel
+
+
+def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
+    """Opens a folder or a Hub repository as a drafter for a target, on the target's device and in its dtype.
+
+    Args:
+        location: a local folder, or a Hub id such as "org/name".
+        target: the model it is to draft for.
+
+    Returns:
+        The drafter; `None` if `location` is no folder and cannot be a Hub id.
+
+    Raises:
+        ValueError: if the folder or repository cannot be opened as a causal language model.
+    """
+    if not Path(location).is_dir() and not _looks_like_hub_id(location):
+        return None
+    try:
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=target.dtype)
+    except (OSError, KeyError) as error:
+        raise ValueError(f"assistant={location!r} could not be opened as a causal language model: {error}") from error
+    return DraftModel(model.to(target.device).eval())
+
+
+def _looks_like_hub_id(location: str) -> bool:
+    parts = location.split("/")
+    return len(parts) == 2 and all(part and part not in {".", ".."} for part in parts)

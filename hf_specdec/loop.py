@@ -1,0 +1,190 @@
+"""The decoding loop: rounds of draft, verify, accept, commit until every row has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from hf_specdec import host
+from hf_specdec.accept import Draft
+from hf_specdec.drafters.base import DraftContext, Drafter
+from hf_specdec.judge import Judge
+from hf_specdec.noise import Noise, RoundNoise
+from hf_specdec.options import SpeculationOptions
+from hf_specdec.recording import Recorder
+from hf_specdec.state import CachedModel, DecodeState, Outcome
+from hf_specdec.stats import SpecStats
+from hf_specdec.stopping import Stopping
+from hf_specdec.streaming import Stream
+from hf_specdec.verify import Scorer, TargetPass, verify
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the host hands to a decoding method.
+
+    Attributes:
+        input_ids: prompts, padded on the left, shape (B, P).
+        processors: all logits processors, in order.
+        criteria: all stopping criteria.
+        config: the generation config, special tokens prepared.
+        arguments: arguments of the model's forward pass, the cache among them.
+    """
+
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    arguments: dict[str, Any]
+
+    @property
+    def cache(self) -> Any:
+        """The cache the host prepared or the user passed."""
+        return self.arguments[host.CACHE_NAME]
+
+
+class SpeculativeLoop:
+    """One `generate` call.
+
+    Args:
+        model: the target.
+        drafter: what guesses its tokens.
+        options: the call's options merged with the drafter's.
+        request: what is to be decoded.
+        streamer: a Transformers streamer, or `None`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        drafter: Drafter,
+        options: SpeculationOptions,
+        request: Request,
+        streamer: Any = None,
+    ):
+        self.model, self.drafter, self.request = model, drafter, request
+        config, num_rows = request.config, len(request.input_ids)
+        self.do_sample = bool(config.do_sample)
+        self.stats = SpecStats(calls=1)
+        self.state = DecodeState(
+            request.input_ids, request.arguments.get("attention_mask"), host.special_tokens(config)[1]
+        )
+        self.stream = Stream(streamer, self.state)
+        self.noise = Noise(options.first_seed(), self.state.device) if self.do_sample else None
+        self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
+        self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria, config.max_length)
+        self.recorder = Recorder(config, num_rows)
+        self.judge = Judge(self.do_sample, _rule(options.verification), self.scorer, self.stopping, self.recorder)
+        self.in_lockstep = self._needs_lockstep()
+        self.returns_cache = host.cache_wanted(config, request.cache)
+        self.target = CachedModel(model, request.cache, host.after_prompt(request.arguments), num_rows)
+        context = DraftContext(model, self.do_sample, self.scorer.stateless_part(), options.draft_temperature)
+        self.session = drafter.start(context, self.state)
+
+    def run(self) -> Any:
+        """Decodes all rows and returns what plain `generate` would."""
+        with host.decoding(self.model):
+            while not self.state.is_done:
+                self.round()
+        self.drafter.stats.merge(self.stats)
+        return self._output()
+
+    def round(self) -> None:
+        """One round, for all rows that have not ended."""
+        is_first = self.target.num_slots == 0
+        with self.stats.phase("draft"):
+            limits = self._limits(is_first)
+            noise = self._round_noise(max(limits))
+            draft = self._draft(limits, noise)
+        with self.stats.phase("prefill" if is_first else "verify"):
+            target_pass = self._prefill(draft) if is_first else verify(self.target, self.state, draft)
+        with self.stats.phase("accept"):
+            judge = self.judge.step_by_step if self.in_lockstep else self.judge.all_at_once
+            outcome = judge(self.state, draft, target_pass, noise)
+        with self.stats.phase("bookkeeping"):
+            self._record(draft, outcome)
+            self.target.commit([len(tokens) for tokens in outcome.emitted])
+            self.state.commit(outcome)
+            self.session.commit(self.state, outcome)
+            self.stream.advance(self.state)
+            self._drop_finished_rows()
+
+    def _needs_lockstep(self) -> bool:
+        """Whether rows must advance together, or tokens be judged one by one."""
+        if not self.scorer.is_stateless:
+            return True
+        if self.state.num_rows == 1:
+            return False
+        can_be_ragged = host.accepts_position_ids(self.model) and host.can_be_ragged(self.request.cache)
+        return not (can_be_ragged and self.stopping.is_rowwise)
+
+    def _limits(self, is_first: bool) -> list[int]:
+        """Most tokens every row may draft, so that the target's own token still has room behind them."""
+        state, request = self.state, self.request
+        longest = self.num_draft_tokens
+        if is_first and not host.prompt_takes_draft(request.config, request.arguments, request.input_ids):
+            longest = 0
+        capacity = host.capacity(self.target.cache)
+        if capacity is not None:
+            num_pending = state.prompt_length if is_first else 1
+            longest = min(longest, capacity - self.target.num_slots - num_pending)
+        end = min(self.stopping.max_length, host.max_positions(self.model) or self.stopping.max_length)
+        room = [0 if state.finished[row] else end - state.lengths[row] - 1 for row in state.rows]
+        return [max(0, min(longest, tokens)) for tokens in room]
+
+    def _round_noise(self, width: int) -> RoundNoise | None:
+        if self.noise is None:
+            return None
+        return self.noise.round(self.state.rows, self.state.row_lengths, width)
+
+    def _draft(self, limits: list[int], noise: RoundNoise | None) -> Draft:
+        if max(limits) == 0:
+            return Draft.empty(len(limits), self.state.device)
+        return self.session.propose(self.state, limits, noise)
+
+    def _prefill(self, draft: Draft) -> TargetPass:
+        """The prompt's pass, made by the host; a draft may ride behind the prompt."""
+        request, num_positions = self.request, draft.width + 1
+        arguments = host.behind_prompt(request.arguments, draft.width)
+        tokens = torch.cat([request.input_ids, draft.tokens], dim=1)
+        outputs = host.prefill(self.model, tokens, request.config, arguments)
+        cache = host.cache_of(outputs)
+        host.refuse_cache(cache)
+        host.start_recording(cache)
+        self.target.start(cache, num_positions, arguments.get("attention_mask"), arguments.get("position_ids"))
+        return TargetPass(outputs, num_positions, self.state.device)
+
+    def _record(self, draft: Draft, outcome: Outcome) -> None:
+        self.stats.target_passes += 1
+        counts = zip(self.state.rows, draft.lengths.tolist(), outcome.accepted, outcome.num_emitted, strict=True)
+        for row, drafted, accepted, emitted in counts:
+            if not self.state.finished[row]:
+                self.stats.record_row(drafted, accepted, emitted)
+
+    def _drop_finished_rows(self) -> None:
+        """Takes ended rows out of the passes, unless something needs the batch whole."""
+        if self.in_lockstep or self.returns_cache or self.state.is_done:
+            return
+        places = self.state.drop_finished()
+        if places is not None:
+            self.target.keep_rows(places)
+            self.session.keep_rows(places)
+
+    def _output(self) -> Any:
+        cache = self.target.cache
+        if self.returns_cache:
+            self.target.restore_layout()
+            host.stop_recording(cache)
+        if not self.request.config.return_dict_in_generate:
+            return self.state.output()
+        output = host.decoder_output(sequences=self.state.output(), cache=cache, **self.recorder.output())
+        output.stats = self.stats
+        return output
+
+
+def _rule(verification: str | None) -> str:
+    return "token" if verification == "token" else "block"

@@ -1,0 +1,101 @@
+"""Scores, logits and hidden states of every emitted token, aligned per row, for the output dict."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from hf_specdec.state import DecodeState
+from hf_specdec.verify import TargetPass
+
+Layers = tuple[Tensor, ...]
+
+
+class Recorder:
+    """Collects what the call asked for; rows are put side by side only at the end.
+
+    Where a row had ended before the others, its entries are zeros (plain `generate` goes on scoring
+    finished rows; those numbers mean nothing).
+
+    Args:
+        generation_config: says what to record.
+        num_rows: B.
+    """
+
+    def __init__(self, generation_config: GenerationConfig, num_rows: int):
+        wanted = bool(generation_config.return_dict_in_generate)
+        self.scores = _rows(num_rows, wanted and generation_config.output_scores)
+        self.logits = _rows(num_rows, wanted and generation_config.output_logits)
+        self.states = _rows(num_rows, wanted and generation_config.output_hidden_states)
+        self.prompt_states: Layers | None = None
+
+    def record(self, state: DecodeState, target_pass: TargetPass, scores: Tensor, counts: list[int]) -> None:
+        """Keeps the first `counts[i]` positions of every riding row's pass."""
+        self._record_prompt(target_pass)
+        for place, (row, count) in enumerate(zip(state.rows, counts, strict=True)):
+            for position in range(count):
+                self._record(row, place, position, target_pass, scores[place, position])
+
+    def record_column(self, state: DecodeState, target_pass: TargetPass, scores: Tensor, position: int) -> None:
+        """Keeps one position of all rows; scores have shape (B, V)."""
+        self._record_prompt(target_pass)
+        for place, row in enumerate(state.rows):
+            self._record(row, place, position, target_pass, scores[place])
+
+    def forget(self, row: int, count: int) -> None:
+        """Drops a row's last `count` entries: tokens cut off behind its end."""
+        for recorded in (self.scores, self.logits, self.states):
+            if recorded is not None and count:
+                del recorded[row][-count:]
+
+    def scores_of(self, row: int) -> list[Tensor] | None:
+        """A row's scores so far, one (V,) tensor a token; `None` if they are not recorded."""
+        return None if self.scores is None else self.scores[row]
+
+    def columns(self) -> tuple[Tensor, ...] | None:
+        """All rows' scores so far, one (B, V) tensor a step; `None` if they are not recorded."""
+        return None if self.scores is None else _aligned(self.scores)
+
+    def output(self) -> dict[str, tuple | None]:
+        """The fields of the output dict: one entry a step, rows aligned by position."""
+        return {
+            "scores": self.columns(),
+            "logits": None if self.logits is None else _aligned(self.logits),
+            "hidden_states": self._hidden_states(),
+        }
+
+    def _record(self, row: int, place: int, position: int, target_pass: TargetPass, scores: Tensor) -> None:
+        if self.scores is not None:
+            self.scores[row].append(scores)
+        if self.logits is not None:
+            self.logits[row].append(target_pass.logits[place, position])
+        if self.states is not None:
+            self.states[row].append(tuple(layer[place, position] for layer in target_pass.hidden_states))
+
+    def _record_prompt(self, target_pass: TargetPass) -> None:
+        if self.states is not None and self.prompt_states is None:
+            self.prompt_states = target_pass.prompt_hidden_states
+
+    def _hidden_states(self) -> tuple[Layers, ...] | None:
+        """The first step holds the whole prompt (B, P, H) a layer, every later one (B, 1, H)."""
+        if self.states is None:
+            return None
+        assert self.prompt_states is not None
+        by_layer = [
+            _aligned([[layers[index] for layers in row] for row in self.states])
+            for index in range(len(self.prompt_states))
+        ]
+        steps = [tuple(layer[:, None] for layer in step) for step in zip(*by_layer, strict=True)]
+        return (self.prompt_states, *steps[1:])
+
+
+def _rows(num_rows: int, wanted: bool | None) -> list[list] | None:
+    return [[] for _ in range(num_rows)] if wanted else None
+
+
+def _aligned(rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
+    """Per-row lists of tensors (X,) -> one tensor (B, X) a step, zeros where a row has ended."""
+    blank = torch.zeros_like(rows[0][0])
+    steps = range(max(map(len, rows)))
+    return tuple(torch.stack([row[step] if step < len(row) else blank for row in rows]) for step in steps)
