@@ -13,9 +13,6 @@ import numpy
 import torch
 from torch import Tensor
 
-_LARGEST = 1 - 2.0**-52  # u * total stays below total for every float64 total
-
-
 @dataclass(frozen=True)
 class RoundNoise:
     """Independent uniforms on [0, 1) for one round; float64, or float32 where the device has no float64.
@@ -57,11 +54,11 @@ class Noise:
         """
         numbers = [self._of_row(row, position, width) for row, position in zip(rows, positions, strict=True)]
         block = torch.from_numpy(numpy.stack(numbers)).to(device=self.device, dtype=self.dtype)
+        block = block.clamp(max=1 - torch.finfo(self.dtype).eps)  # so that u * total stays below every total
         per_token = block[:, 1:].unflatten(1, (width, 3)) if width else block.new_empty(len(rows), 0, 3)
         return RoundNoise(block[:, 0], *(per_token[..., kind] for kind in range(3)))
 
     def _of_row(self, row: int, position: int, width: int) -> numpy.ndarray:
         key = numpy.array([self.seed, row], dtype=numpy.uint64)
         counter = numpy.array([0, 0, position, 0], dtype=numpy.uint64)
-        uniforms = numpy.random.Generator(numpy.random.Philox(key=key, counter=counter)).random(1 + 3 * width)
-        return numpy.minimum(uniforms, _LARGEST)
+        return numpy.random.Generator(numpy.random.Philox(key=key, counter=counter)).random(1 + 3 * width)
