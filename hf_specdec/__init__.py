@@ -1,5 +1,6 @@
 """Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster."""
 
+from hf_specdec.candidates import as_candidate_generator
 from hf_specdec.drafters import DraftModel, PromptLookup
 from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
 from hf_specdec.hub import drafter_from
@@ -15,6 +16,7 @@ __all__ = [
     "DraftVocabularyLogitsProcessor",
     "PromptLookup",
     "SpecStats",
+    "as_candidate_generator",
     "disable",
     "enable",
     "last_stats",

@@ -145,7 +145,7 @@ def refuse_settings(read: Callable[[str], Any]) -> None:
             "Set num_beams=1, or assistant=False for this call."
         )
     if read("use_cache") is False:
-        raise ValueError("use_cache=False: verifying a draft needs the key-value cache. Leave use_cache out.")
+        raise ValueError("use_cache=False: verifying a draft needs the key-value cache. Pass use_cache=True.")
     if read("cache_implementation") == "paged":
         raise ValueError(
             'cache_implementation="paged" would skip the assistant without a word. '

@@ -1,0 +1,125 @@
+"""What every drafter must do, whatever its strategy. A new drafter adds one line to `DRAFTERS`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
+
+import hf_specdec.drafters as registry
+from hf_specdec.drafters import DraftContext, Drafter, DraftModel, PromptLookup
+from hf_specdec.noise import Noise
+from hf_specdec.state import DecodeState, Outcome
+from hf_specdec.verify import Scorer
+from tests.models import jittered, prompts, tiny
+
+DRAFTERS = {
+    DraftModel: lambda target: DraftModel(jittered(target), num_draft_tokens=4),
+    PromptLookup: lambda target: PromptLookup(1, 3, num_draft_tokens=4),
+}
+
+
+def test_every_registered_drafter_is_in_the_contract():
+    classes = {value for value in vars(registry).values() if inspect.isclass(value) and issubclass(value, Drafter)}
+    assert set(registry.NAMED.values()) | classes - {Drafter} == set(DRAFTERS)
+
+
+@pytest.fixture(params=DRAFTERS, ids=lambda c: c.name)
+def drafter_class(request):
+    return request.param
+
+
+class Bench:
+    """A drafter at work on three ragged rows."""
+
+    def __init__(self, drafter_class, do_sample=False, num_rows=3):
+        self.target = tiny(dtype=torch.float32)
+        self.drafter = DRAFTERS[drafter_class](self.target)
+        ids, mask = prompts(num_rows)
+        self.state = DecodeState(ids, mask, fill=0)
+        scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if do_sample else []))
+        self.noise = Noise(0, torch.device("cpu")) if do_sample else None
+        self.session = self.drafter.start(DraftContext(self.target, do_sample, scorer), self.state)
+
+    def propose(self, limits):
+        noise = self.noise and self.noise.round(self.state.rows, self.state.row_lengths, max(limits))
+        return self.session.propose(self.state, limits, noise)
+
+    def accept(self, draft, counts, next_token=5):
+        emitted = [
+            [*draft.tokens[place, :count].tolist(), next_token] for place, count in enumerate(counts)
+        ]
+        for place, tokens in enumerate(emitted):
+            row = self.state.rows[place]
+            columns = torch.arange(len(tokens)) + self.state.lengths[row]
+            self.state._reserve(int(columns[-1]) + 1)
+            self.state.sequences[row, columns] = torch.tensor(tokens)
+        outcome = Outcome(emitted, counts, [False] * len(counts), [len(t) for t in emitted])
+        self.state.commit(outcome)
+        self.session.commit(self.state, outcome)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_drafts_respect_limits_and_shapes(drafter_class, do_sample):
+    bench = Bench(drafter_class, do_sample)
+    for limits in ([4, 2, 0], [0, 0, 3], [1, 4, 4]):
+        draft = bench.propose(limits)
+        assert draft.tokens.shape[0] == 3
+        assert draft.width <= max(limits)
+        assert all(0 <= length <= limit for length, limit in zip(draft.lengths.tolist(), limits, strict=True))
+        assert bool(((draft.tokens >= 0) & (draft.tokens < 64)).all())
+        if draft.probs is not None:
+            assert do_sample
+            assert draft.probs.shape == (3, draft.width, 64)
+            assert torch.allclose(draft.probs.sum(-1), torch.ones(3, draft.width), atol=1e-5)
+            assert bool((draft.probs.gather(2, draft.tokens[..., None]) > 0).all())
+        bench.accept(draft, [min(1, n) for n in draft.lengths.tolist()])
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_session_in_the_middle_drafts_like_a_fresh_one(drafter_class, do_sample):
+    """Whatever was accepted, refused or dropped, the next draft depends on the rows' tokens alone."""
+    bench = Bench(drafter_class, do_sample)
+    for counts in ([4, 0, 1], [0, 4, 2], [4, 4, 4], [3, 0, 0]):
+        draft = bench.propose([4, 4, 4])
+        bench.accept(draft, [min(c, n) for c, n in zip(counts, draft.lengths.tolist(), strict=True)], next_token=7)
+    kept = bench.state.rows = [0, 2]
+    bench.session.keep_rows(kept)
+    here = bench.propose([4, 4])
+    for place, row in enumerate(kept):
+        fresh = Bench(drafter_class, do_sample, num_rows=1)
+        fresh.state = DecodeState(torch.tensor([bench.state.tokens[row]]), None, fill=0)
+        scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if do_sample else []))
+        fresh.session = fresh.drafter.start(DraftContext(fresh.target, do_sample, scorer), fresh.state)
+        noise = bench.noise and bench.noise.round([row], [bench.state.lengths[row]], 4)
+        alone = fresh.session.propose(fresh.state, [4], noise)
+        length = int(here.lengths[place])
+        assert length == int(alone.lengths[0])
+        assert here.tokens[place, :length].tolist() == alone.tokens[0, :length].tolist()
+
+
+def test_drafting_leaves_the_target_alone(drafter_class):
+    bench = Bench(drafter_class)
+    before = copy.deepcopy(bench.target.state_dict())
+    bench.accept(bench.propose([4, 4, 4]), [0, 0, 0])
+    assert all(torch.equal(value, before[name]) for name, value in bench.target.state_dict().items())
+
+
+def test_a_drafter_serves_two_calls_at_once(drafter_class):
+    one, two = Bench(drafter_class), Bench(drafter_class)
+    two.session = one.drafter.start(DraftContext(one.target, False, Scorer(LogitsProcessorList())), two.state)
+    first = one.propose([4, 4, 4])
+    one.accept(first, [0, 0, 0])
+    assert torch.equal(two.propose([4, 4, 4]).tokens, first.tokens)
+
+
+def test_bad_lengths_are_refused(drafter_class):
+    target = tiny()
+    with pytest.raises(ValueError, match="num_draft_tokens=0"):
+        if drafter_class is DraftModel:
+            DraftModel(target, num_draft_tokens=0)
+        else:
+            drafter_class(num_draft_tokens=0)

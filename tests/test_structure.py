@@ -1,0 +1,79 @@
+"""The package keeps its shape: imports point one way, private host names stay in one file."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import hf_specdec
+
+PACKAGE = Path(hf_specdec.__file__).parent
+
+# Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
+LAYERS = [
+    ["options", "accept", "noise", "stats", "vocabulary"],
+    ["host"],
+    ["state"],
+    ["verify"],
+    ["stopping", "streaming", "recording"],
+    ["judge"],
+    ["drafters.base", "drafters.prompt_lookup", "drafters.draft_model", "drafters"],
+    ["loop", "candidates", "hub"],
+    ["generation"],
+    ["", "demo_model"],
+    ["checks", "checks.bench", "demo"],
+    ["cli"],
+]
+ORDER = [module for layer in LAYERS for module in layer]
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of the package that a file imports, inside functions too."""
+    known, found = set(modules()), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hf_specdec":
+            parent = node.module.removeprefix("hf_specdec").removeprefix(".")
+            children = {f"{parent}.{alias.name}".removeprefix(".") for alias in node.names}
+            found |= (children & known) or {parent}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("hf_specdec.") for alias in node.names} & known
+    return found
+
+
+def test_every_module_has_a_place():
+    assert set(modules()) == set(ORDER)
+
+
+def test_imports_point_down():
+    for name, path in modules().items():
+        upward = {other for other in imported(path) - {name} if ORDER.index(other) > ORDER.index(name)}
+        assert not upward, f"hf_specdec.{name} imports {upward} from above it"
+
+
+def test_only_the_host_file_touches_private_names_of_transformers():
+    ours = {"_Attachment", "_hf_specdec", "__dict__"}
+    for name, path in modules().items():
+        if name == "host":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr not in ours:
+                holder = ast.unparse(node.value)
+                is_own = holder == "self" or node.attr.startswith("__") or holder in {"copy", "loop"}
+                assert is_own, f"{path.name}: {ast.unparse(node)}"
+
+
+def test_functions_fit_a_screen():
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                docstring = ast.get_docstring(node, clean=False)
+                lines = node.end_lineno - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
+                assert lines <= 60, f"{path.name}: {node.name} has {lines} lines"
