@@ -81,5 +81,6 @@ class _DrafterAsCandidates(CandidateGenerator):
         assert self.state is not None
         new = input_ids[:, self.state.lengths[0] :]
         self.state.write(new)
-        self.state.commit(outcome := Outcome(new.tolist(), [int(num_matches)], [False], [new.shape[1]]))
+        length = int(self.draft.lengths)
+        self.state.commit(outcome := Outcome(new.tolist(), [length], [int(num_matches)], [False], [new.shape[1]]))
         self.session.commit(self.state, outcome)

@@ -51,9 +51,10 @@ class Judge:
         columns = torch.cat([draft.tokens, draft.tokens.new_zeros(len(draft.tokens), 1)], dim=1)
         tokens = columns.scatter(1, verdict.accepted[:, None], verdict.next_tokens[:, None])
         state.write(tokens)
-        accepted, *emitted = torch.cat([verdict.accepted[:, None], tokens], dim=1).T.tolist()
-        new = [list(row[: count + 1]) for row, count in zip(zip(*emitted, strict=True), accepted, strict=True)]
-        return self._cut(state, target_pass, scores, new, accepted)
+        read = torch.cat([draft.lengths[:, None], verdict.accepted[:, None], tokens], dim=1).tolist()
+        new = [row[: accepted + 1] for _, accepted, *row in read]
+        drafted, accepted = [row[0] for row in read], [row[1] for row in read]
+        return self._cut(state, target_pass, scores, new, drafted, accepted)
 
     def step_by_step(
         self, state: DecodeState, draft: Draft, target_pass: TargetPass, noise: RoundNoise | None
@@ -65,7 +66,7 @@ class Judge:
         for offset in range(draft.width + 1):
             scores = self.scorer.at_one_position(target_pass.logits[:, offset], state, offset)
             verdict = self._one_verdict(draft.position(offset), scores, noise, offset)
-            kept, tokens = torch.stack(verdict).tolist()
+            drafted, kept, tokens = torch.stack([draft.lengths, *verdict]).tolist()
             tokens = [state.fill if done else token for token, done in zip(tokens, finished, strict=True)]
             state.write(torch.tensor(tokens, device=state.device)[:, None], offset)
             self.recorder.record_column(state, target_pass, scores, offset)
@@ -80,7 +81,7 @@ class Judge:
                     goes_on = goes_on and (ended[row] or kept[row] == 1)
             if not goes_on or all(finished):
                 break
-        return Outcome(emitted, accepted, finished, counts)
+        return Outcome(emitted, drafted, accepted, finished, counts)
 
     def _verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None) -> Verdict:
         if not self.do_sample:
@@ -98,7 +99,13 @@ class Judge:
         return accept.one_step(draft, scores.softmax(dim=-1), noise.coins[:, offset], noise.replacements[:, offset])
 
     def _cut(
-        self, state: DecodeState, target_pass: TargetPass, scores: Tensor, new: list[list[int]], accepted: list[int]
+        self,
+        state: DecodeState,
+        target_pass: TargetPass,
+        scores: Tensor,
+        new: list[list[int]],
+        drafted: list[int],
+        accepted: list[int],
     ) -> Outcome:
         """Cuts every row behind its end; rows that had ended before get nothing."""
         new = [[] if state.finished[row] else tokens for row, tokens in zip(state.rows, new, strict=True)]
@@ -110,4 +117,4 @@ class Judge:
             emitted.append(tokens[:count])
             finished.append(ended)
         kept = [min(count, len(tokens)) for count, tokens in zip(accepted, emitted, strict=True)]
-        return Outcome(emitted, kept, finished, [len(tokens) for tokens in emitted])
+        return Outcome(emitted, drafted, kept, finished, [len(tokens) for tokens in emitted])

@@ -106,7 +106,7 @@ class SpeculativeLoop:
             judge = self.judge.step_by_step if self.in_lockstep else self.judge.all_at_once
             outcome = judge(self.state, draft, target_pass, noise)
         with self.stats.phase("bookkeeping"):
-            self._record(draft, outcome)
+            self._record(outcome)
             self.target.commit([len(tokens) for tokens in outcome.emitted])
             self.state.commit(outcome)
             self.session.commit(self.state, outcome)
@@ -158,9 +158,9 @@ class SpeculativeLoop:
         self.target.start(cache, num_positions, arguments.get("attention_mask"), arguments.get("position_ids"))
         return TargetPass(outputs, num_positions, self.state.device)
 
-    def _record(self, draft: Draft, outcome: Outcome) -> None:
+    def _record(self, outcome: Outcome) -> None:
         self.stats.target_passes += 1
-        counts = zip(self.state.rows, draft.lengths.tolist(), outcome.accepted, outcome.num_emitted, strict=True)
+        counts = zip(self.state.rows, outcome.drafted, outcome.accepted, outcome.num_emitted, strict=True)
         for row, drafted, accepted, emitted in counts:
             if not self.state.finished[row]:
                 self.stats.record_row(drafted, accepted, emitted)

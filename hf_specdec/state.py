@@ -31,12 +31,14 @@ class Outcome:
     Attributes:
         emitted: new tokens of every row. A row that has ended gets none, or, when the batch advances in
             lockstep, filling.
-        accepted: how many of them were drafted.
+        drafted: tokens that were drafted for it.
+        accepted: how many of the new tokens were drafted.
         finished: whether the row has ended.
-        num_emitted: how many of them are not filling.
+        num_emitted: how many of the new tokens are not filling.
     """
 
     emitted: list[list[int]]
+    drafted: list[int]
     accepted: list[int]
     finished: list[bool]
     num_emitted: list[int]

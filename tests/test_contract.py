@@ -57,7 +57,7 @@ class Bench:
             columns = torch.arange(len(tokens)) + self.state.lengths[row]
             self.state._reserve(int(columns[-1]) + 1)
             self.state.sequences[row, columns] = torch.tensor(tokens)
-        outcome = Outcome(emitted, counts, [False] * len(counts), [len(t) for t in emitted])
+        outcome = Outcome(emitted, draft.lengths.tolist(), counts, [False] * len(counts), [len(t) for t in emitted])
         self.state.commit(outcome)
         self.session.commit(self.state, outcome)
 
