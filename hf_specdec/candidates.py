@@ -62,7 +62,7 @@ class _DrafterAsCandidates(CandidateGenerator):
         )
         self.state: DecodeState | None = None
 
-    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> Any:
         """The prompt with its draft, (1, t + N), and the draft's logits (1, N, V) or `None`."""
         if self.state is None:
             self.state = DecodeState(input_ids, None, fill=0)

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.utils import logging
 
 from hf_specdec import host
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
 from hf_specdec.loop import Request, SpeculativeLoop
 from hf_specdec.options import SpeculationOptions, take_options
 from hf_specdec.stats import SpecStats
+
+logger = logging.get_logger(__name__)
 
 _ATTRIBUTE = "_hf_specdec"
 
@@ -191,7 +194,8 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
         if (drafter := resolver(assistant, target)) is not None:
             return drafter
     raise ValueError(
-        f"assistant={assistant!r} is neither a strategy ({', '.join(NAMED)}), nor a folder, nor a Hub id like 'org/name'."
+        f"assistant={assistant!r} is neither a strategy ({', '.join(NAMED)}), nor a folder, "
+        "nor a Hub id such as 'org/name'."
     )
 
 
@@ -210,48 +214,70 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     attachment = self.__dict__[_ATTRIBUTE]
     plain = attachment.previous or types.MethodType(type(self).generate, self)
     attachment.last_stats = None
-    if assistant is None:
-        assistant = attachment.default
-    if assistant is None or assistant is False:
+    if assistant is False or (assistant is None and attachment.default is None):
         return plain(*args, **kwargs)
-    return _generate_with(self, plain, attachment, assistant, args, kwargs)
+    target = _core_model(self)
+    options = attachment.options.overridden_by(take_options(kwargs))
+    try:
+        drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
+        _refuse_call(target, drafter, kwargs)
+    except ValueError as reason:
+        if assistant is not None:
+            _end(kwargs.get("streamer"))
+            raise
+        # The caller may know nothing of the default assistant: beam search must go on working for it.
+        logger.warning_once(f"The default assistant sits this call out. {reason}")
+        return plain(*args, **kwargs)
+    return _generate_with(target, plain, attachment, drafter, options, args, kwargs)
 
 
 def _generate_with(
-    model: Any, plain: Callable, attachment: _Attachment, assistant: Any, args: tuple, kwargs: dict[str, Any]
+    target: Any,
+    plain: Callable,
+    attachment: _Attachment,
+    drafter: Drafter,
+    options: SpeculationOptions,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> Any:
-    """Takes out what the host would lose, checks, and hands the rest to the host."""
-    target = _core_model(model)
-    options = attachment.options.overridden_by(take_options(kwargs))
-    if kwargs.get("assistant_model") is not None or kwargs.get("custom_generate") is not None:
-        other = "assistant_model" if kwargs.get("assistant_model") is not None else "custom_generate"
-        raise ValueError(f"assistant= and {other}= both say how to decode; pass one of the two.")
-    if kwargs.pop("synced_gpus", None):
-        raise ValueError("synced_gpus=True needs every process to make the same number of passes; use assistant=False.")
+    """Takes out what the host would lose and hands the rest to it; a streamer is ended whatever happens."""
+    kwargs.pop("synced_gpus", None)
     streamer, tokenizer = kwargs.pop("streamer", None), kwargs.pop("tokenizer", None)
     try:
-        drafter = attachment.resolve(assistant, target)
-        read = host.setting(target, kwargs.get("generation_config"), kwargs)
-        _refuse(target, drafter, read, tokenizer)
-        args, kwargs = _take_over_tokenizer_work(target, tokenizer, read, args, kwargs)
+        args, kwargs = _take_over_tokenizer_work(target, tokenizer, args, kwargs)
         call = Speculate(drafter, options, streamer, tokenizer, attachment)
         return plain(*args, custom_generate=call, **kwargs)
     finally:
-        if streamer is not None:
-            streamer.end()
+        _end(streamer)
+
+
+def _end(streamer: Any) -> None:
+    """Ends a streamer, so that whoever reads from it in another thread does not wait for ever."""
+    if streamer is not None:
+        streamer.end()
+
+
+def _refuse_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
+    """All refusals of a call that can be told before any work is done."""
+    for name in ("assistant_model", "custom_generate"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"assistant= and {name}= both say how to decode; pass one of the two.")
+    if kwargs.get("synced_gpus"):
+        raise ValueError("synced_gpus=True needs every process to make the same number of passes; use assistant=False.")
+    _refuse(target, drafter, host.setting(target, kwargs.get("generation_config"), kwargs), kwargs.get("tokenizer"))
 
 
 def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any) -> None:
-    """All refusals that need no work to be done first."""
     host.refuse_model(target)
     host.refuse_settings(read)
     drafter.check(target, tokenizer)
 
 
 def _take_over_tokenizer_work(
-    target: Any, tokenizer: Any, read: Callable[[str], Any], args: tuple, kwargs: dict[str, Any]
+    target: Any, tokenizer: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
     """Stop strings and token healing: the host drops the tokenizer in custom generation, so they happen here."""
+    read = host.setting(target, kwargs.get("generation_config"), kwargs)
     stop_strings, heals = read("stop_strings"), read("token_healing")
     if not stop_strings and not heals:
         return args, kwargs

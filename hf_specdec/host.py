@@ -117,7 +117,7 @@ def refuse_model(model: Any) -> None:
 
 @contextmanager
 def decoding(model: Any) -> Iterator[None]:
-    """The host's own decoding mode (it swaps expert kernels on accelerators), left again on any exit."""
+    """The host's own mode for passes after the prompt (it swaps expert kernels on accelerators)."""
     with model._optimize_model_for_decode():
         yield
 
@@ -154,6 +154,11 @@ def refuse_settings(read: Callable[[str], Any]) -> None:
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
         if read(name):
             raise ValueError(f"{name}={read(name)!r} selects a decoding method that takes no assistant. Leave it out.")
+    if read("output_attentions") and read("return_dict_in_generate"):
+        raise ValueError(
+            "output_attentions=True: a draft's attention maps have no place in plain generate's output. "
+            "Leave it out, or set assistant=False for this call."
+        )
     if read("prompt_lookup_num_tokens"):
         raise ValueError(
             f"prompt_lookup_num_tokens={read('prompt_lookup_num_tokens')} starts the host's own prompt lookup, and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -25,7 +26,7 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
     if not Path(location).is_dir() and not _looks_like_hub_id(location):
         return None
     try:
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=target.dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=target.dtype)
     except (OSError, KeyError) as error:
         raise ValueError(f"assistant={location!r} could not be opened as a causal language model: {error}") from error
     return DraftModel(model.to(target.device).eval())

@@ -87,6 +87,7 @@ class SpeculativeLoop:
 
     def run(self) -> Any:
         """Decodes all rows and returns what plain `generate` would."""
+        self.round()  # the prompt's pass
         with host.decoding(self.model):
             while not self.state.is_done:
                 self.round()
@@ -125,16 +126,14 @@ class SpeculativeLoop:
     def _limits(self, is_first: bool) -> list[int]:
         """Most tokens every row may draft, so that the target's own token still has room behind them."""
         state, request = self.state, self.request
-        longest = self.num_draft_tokens
         if is_first and not host.prompt_takes_draft(request.config, request.arguments, request.input_ids):
-            longest = 0
-        capacity = host.capacity(self.target.cache)
-        if capacity is not None:
-            num_pending = state.prompt_length if is_first else 1
-            longest = min(longest, capacity - self.target.num_slots - num_pending)
-        end = min(self.stopping.max_length, host.max_positions(self.model) or self.stopping.max_length)
-        room = [0 if state.finished[row] else end - state.lengths[row] - 1 for row in state.rows]
-        return [max(0, min(longest, tokens)) for tokens in room]
+            return [0] * len(state.rows)
+        num_pending = state.prompt_length if is_first else 1
+        limits = []
+        for row, room in zip(state.rows, self.target.room(), strict=True):
+            until_end = 0 if state.finished[row] else self.stopping.max_length - state.lengths[row] - 1
+            limits.append(max(0, min(self.num_draft_tokens, until_end, room - num_pending)))
+        return limits
 
     def _round_noise(self, width: int) -> RoundNoise | None:
         if self.noise is None:

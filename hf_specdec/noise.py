@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
+
 @dataclass(frozen=True)
 class RoundNoise:
     """Independent uniforms on [0, 1) for one round; float64, or float32 where the device has no float64.

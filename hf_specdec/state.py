@@ -211,6 +211,13 @@ class CachedModel:
         if positions is not None:
             self.next_positions = positions[..., -1].expand(*positions.shape[:-2], num_rows) + 1
 
+    def room(self) -> list[int]:
+        """Tokens every row can still read: slots of a fixed cache, positions the model was built for."""
+        no_limit = 2**62
+        slots = (host.capacity(self.cache) or no_limit) - self.num_slots
+        positions = host.max_positions(self.model) or no_limit
+        return [min(slots, positions - count) for count in self.num_tokens]
+
     def read(self, tokens: Tensor, widths: list[int] | None = None, num_logits: int = 1) -> Any:
         """Runs the model over new tokens, appending one slot for each column.
 

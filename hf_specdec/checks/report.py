@@ -218,7 +218,17 @@ def tables(document: dict[str, Any]) -> RenderableType:
 def _variant_table(variants: dict[str, Any]) -> Table:
     table = Table(title="Variants", title_justify="left", caption_justify="left")
     table.caption = "speed-up: geometric mean over categories of the median ratio to plain, with a 95 % interval"
-    for heading in ("", "tokens/s", "speed-up", "95 %", "tokens/round", "accepted", "coverage", "overhead", "identical"):
+    for heading in (
+        "",
+        "tokens/s",
+        "speed-up",
+        "95 %",
+        "tokens/round",
+        "accepted",
+        "coverage",
+        "overhead",
+        "identical",
+    ):
         table.add_column(heading, justify="right" if heading else "left")
     for name, figures in variants.items():
         total, mean = figures["total"], figures["geometric_mean"]
