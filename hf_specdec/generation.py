@@ -217,6 +217,7 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     if assistant is False or (assistant is None and attachment.default is None):
         return plain(*args, **kwargs)
     target = _core_model(self)
+    kwargs = host.named_arguments(target, args) | kwargs
     options = attachment.options.overridden_by(take_options(kwargs))
     try:
         drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
@@ -227,8 +228,8 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
             raise
         # The caller may know nothing of the default assistant: beam search must go on working for it.
         logger.warning_once(f"The default assistant sits this call out. {reason}")
-        return plain(*args, **kwargs)
-    return _generate_with(target, plain, attachment, drafter, options, args, kwargs)
+        return plain(**kwargs)
+    return _generate_with(target, plain, attachment, drafter, options, kwargs)
 
 
 def _generate_with(
@@ -237,16 +238,15 @@ def _generate_with(
     attachment: _Attachment,
     drafter: Drafter,
     options: SpeculationOptions,
-    args: tuple,
     kwargs: dict[str, Any],
 ) -> Any:
     """Takes out what the host would lose and hands the rest to it; a streamer is ended whatever happens."""
     kwargs.pop("synced_gpus", None)
     streamer, tokenizer = kwargs.pop("streamer", None), kwargs.pop("tokenizer", None)
     try:
-        args, kwargs = _take_over_tokenizer_work(target, tokenizer, args, kwargs)
+        kwargs = _take_over_tokenizer_work(target, tokenizer, kwargs)
         call = Speculate(drafter, options, streamer, tokenizer, attachment)
-        return plain(*args, custom_generate=call, **kwargs)
+        return plain(custom_generate=call, **kwargs)
     finally:
         _end(streamer)
 
@@ -273,37 +273,25 @@ def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer
     drafter.check(target, tokenizer)
 
 
-def _take_over_tokenizer_work(
-    target: Any, tokenizer: Any, args: tuple, kwargs: dict[str, Any]
-) -> tuple[tuple, dict[str, Any]]:
+def _take_over_tokenizer_work(target: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Stop strings and token healing: the host drops the tokenizer in custom generation, so they happen here."""
     read = host.setting(target, kwargs.get("generation_config"), kwargs)
     stop_strings, heals = read("stop_strings"), read("token_healing")
     if not stop_strings and not heals:
-        return args, kwargs
+        return kwargs
     if tokenizer is None:
         raise ValueError("stop_strings and token_healing need the target's tokenizer; pass tokenizer=.")
-    kwargs = dict(kwargs)
-    kwargs["generation_config"] = host.without_tokenizer_work(target, kwargs.get("generation_config"), kwargs)
+    kwargs = host.without_tokenizer_work(target, kwargs)
     if stop_strings:
         given = kwargs.get("stopping_criteria") or []
-        kwargs["stopping_criteria"] = StoppingCriteriaList(
-            [host.stop_string_criterion(stop_strings, tokenizer), *given]
-        )
+        ours = host.stop_string_criterion(stop_strings, tokenizer)
+        kwargs["stopping_criteria"] = StoppingCriteriaList([ours, *given])
     if heals:
-        args, kwargs = _heal(target, tokenizer, args, kwargs)
-    return args, kwargs
-
-
-def _heal(target: Any, tokenizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Replaces the prompt by its healed form."""
-    prompt = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
-    if prompt is None:
-        raise ValueError("token_healing needs input_ids.")
-    healed = target.heal_tokens(prompt, tokenizer)
-    if args:
-        return (healed, *args[1:]), kwargs
-    return args, kwargs | {"inputs" if "inputs" in kwargs else "input_ids": healed}
+        name = "input_ids" if kwargs.get("input_ids") is not None else "inputs"
+        if kwargs.get(name) is None:
+            raise ValueError("token_healing needs a prompt of token ids; pass input_ids.")
+        kwargs[name] = target.heal_tokens(kwargs[name], tokenizer)
+    return kwargs
 
 
 def _core_model(model: Any) -> Any:

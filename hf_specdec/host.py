@@ -125,6 +125,12 @@ def decoding(model: Any) -> Iterator[None]:
 # --- generation settings ----------------------------------------------------------------------------------
 
 
+def named_arguments(model: Any, args: tuple) -> dict[str, Any]:
+    """Positional arguments of `generate` by their names."""
+    names = list(inspect.signature(type(model).generate).parameters)[1:]
+    return dict(zip(names, args, strict=False))
+
+
 def setting(model: Any, generation_config: GenerationConfig | None, arguments: dict[str, Any]) -> Callable:
     """How `generate` will read a setting: from its arguments, else the given config, else the model's."""
 
@@ -190,22 +196,28 @@ def is_length_or_end(criterion: Any) -> bool:
 
 def end_ids(criteria: StoppingCriteriaList) -> frozenset[int]:
     """All end-of-sequence ids the criteria look for."""
-    return frozenset(i for c in criteria if hasattr(c, "eos_token_id") for i in c.eos_token_id.flatten().tolist())
+    ends = [c for c in criteria if type(c) is stopping_criteria.EosTokenCriteria]
+    return frozenset(i for criterion in ends for i in criterion.eos_token_id.flatten().tolist())
 
 
-def without_tokenizer_work(
-    model: Any, generation_config: GenerationConfig | None, arguments: dict[str, Any]
-) -> GenerationConfig | None:
-    """A config without stop strings and token healing; the call's own arguments are emptied of them too."""
-    for name in ("stop_strings", "token_healing"):
-        arguments.pop(name, None)
-    if generation_config is None and not (
-        model.generation_config.stop_strings or model.generation_config.token_healing
-    ):
-        return None
-    config = copy.deepcopy(model.generation_config if generation_config is None else generation_config)
-    config.stop_strings, config.token_healing = [], False
-    return config
+def longest_allowed(criteria: StoppingCriteriaList) -> int:
+    """Tokens a row may have, prompt included: a user's own length criterion replaces the host's."""
+    limits = [c.max_length for c in criteria if type(c) is stopping_criteria.MaxLengthCriteria]
+    return min(limits, default=2**62)
+
+
+def without_tokenizer_work(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` with stop strings and token healing switched off wherever they were set."""
+    changed = {name: value for name, value in arguments.items() if name not in ("stop_strings", "token_healing")}
+    if arguments.get("generation_config") is not None:
+        changed["generation_config"] = copy.deepcopy(arguments["generation_config"])
+        changed["generation_config"].stop_strings = changed["generation_config"].token_healing = None
+    # What a config leaves open, the host takes from the model's own; only an argument overrides that.
+    if model.generation_config.stop_strings:
+        changed["stop_strings"] = None
+    if model.generation_config.token_healing:
+        changed["token_healing"] = False
+    return changed
 
 
 def stop_string_criterion(stop_strings: str | list[str], tokenizer: Any) -> Any:

@@ -76,7 +76,7 @@ class SpeculativeLoop:
         self.stream = Stream(streamer, self.state)
         self.noise = Noise(options.first_seed(), self.state.device) if self.do_sample else None
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
-        self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria, config.max_length)
+        self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
         self.recorder = Recorder(config, num_rows)
         self.judge = Judge(self.do_sample, _rule(options.verification), self.scorer, self.stopping, self.recorder)
         self.in_lockstep = self._needs_lockstep()
@@ -173,14 +173,23 @@ class SpeculativeLoop:
             self.target.keep_rows(places)
             self.session.keep_rows(places)
 
-    def _output(self) -> Any:
-        cache = self.target.cache
-        if self.returns_cache:
+    def _complete_cache(self) -> None:
+        """Leaves the cache as plain `generate` does: rows from the left, only the longest one's last token unread."""
+        if not self.in_lockstep:
+            longest = max(self.state.lengths)
+            kept = [int(length < longest) for length in self.state.lengths]
+            if any(kept):
+                self.target.read(self.state.last_tokens())
+                self.target.commit(kept)
             self.target.restore_layout()
-            host.stop_recording(cache)
+        host.stop_recording(self.target.cache)
+
+    def _output(self) -> Any:
+        if self.returns_cache:
+            self._complete_cache()
         if not self.request.config.return_dict_in_generate:
             return self.state.output()
-        output = host.decoder_output(sequences=self.state.output(), cache=cache, **self.recorder.output())
+        output = host.decoder_output(sequences=self.state.output(), cache=self.target.cache, **self.recorder.output())
         output.stats = self.stats
         return output
 

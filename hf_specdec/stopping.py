@@ -14,15 +14,16 @@ class Stopping:
 
     Args:
         criteria: all criteria of the call, the host's own included.
-        max_length: tokens a row may have, prompt included.
 
     Attributes:
+        max_length: tokens a row may have, prompt included.
+        end_ids: end-of-sequence ids.
         is_rowwise: whether every criterion is known to judge each row by itself. One of the user's own may
             compare rows, so it has to see whole columns of the batch.
     """
 
-    def __init__(self, criteria: StoppingCriteriaList, max_length: int):
-        self.max_length = max_length
+    def __init__(self, criteria: StoppingCriteriaList):
+        self.max_length = host.longest_allowed(criteria)
         self.end_ids = host.end_ids(criteria)
         self.called = StoppingCriteriaList(c for c in criteria if not host.is_length_or_end(c))
         self.is_rowwise = all(host.is_rowwise(criterion) for criterion in criteria)
@@ -38,7 +39,8 @@ class Stopping:
         """
         for count, token in enumerate(tokens, start=1):
             length = state.lengths[row] + count
-            if token in self.end_ids or length >= self.max_length or self._called(state, row, length, scores):
+            told = self._called(state, row, length, scores)  # asked after every token, as in plain
+            if told or token in self.end_ids or length >= self.max_length:
                 return count, True
         return len(tokens), False
 

@@ -1,0 +1,202 @@
+"""The command line: parses, calls, and turns errors of users into one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from hf_specdec import __version__
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: arguments, those of the process by default.
+
+    Returns:
+        The exit code: 0, 2 for what the user can mend, 130 when interrupted.
+    """
+    arguments = _parser().parse_args(argv)
+    _quiet_host()
+    try:
+        arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"hf-specdec {arguments.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hf-specdec", description="Exact speculative decoding for Transformers.")
+    parser.add_argument("--version", action="version", version=f"hf-specdec {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_generate(commands)
+    _add_bench(commands)
+    return parser
+
+
+# --- demo -------------------------------------------------------------------------------------------------
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(commands, "demo", _run_demo, "answer three prompts, plain and speculative side by side")
+    _add_model_options(parser)
+    _add_assistant(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=160, metavar="M", help="most tokens of an answer (160)")
+
+
+def _run_demo(arguments: argparse.Namespace) -> None:
+    from hf_specdec.demo import DemoOptions, run_demo
+
+    run_demo(_options(DemoOptions, arguments))
+
+
+# --- generate ---------------------------------------------------------------------------------------------
+
+
+def _add_generate(commands: Any) -> None:
+    parser = _command(commands, "generate", _run_generate, "answer one prompt: streams the text, then shows statistics")
+    _add_model_options(parser)
+    _add_assistant(parser)
+    parser.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    parser.add_argument("--no-chat-template", action="store_true", help="continue the prompt as it is")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="most tokens to generate (256)")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens of mass P")
+    sampling.add_argument("--min-p", type=float, metavar="P", help="keep tokens at least P times as likely as the best")
+    sampling.add_argument("--seed", type=int, metavar="S", help="makes sampling reproducible")
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument("--num-draft-tokens", type=int, metavar="K", help="longest draft of a round")
+    speculation.add_argument("--verification", metavar="RULE", help="auto, token or block")
+
+
+def _run_generate(arguments: argparse.Namespace) -> None:
+    import torch
+    from transformers import TextStreamer
+
+    import hf_specdec
+    from hf_specdec.loading import encode, load_target
+
+    settings = _sampling(arguments) | _given(arguments, "num_draft_tokens", "verification")
+    model, tokenizer = load_target(arguments.target, arguments.dtype, arguments.device)
+    hf_specdec.enable(model)
+    if arguments.seed is not None:
+        torch.manual_seed(arguments.seed)
+    model.generate(
+        **encode(tokenizer, [_chat(arguments)], model.device, use_template=not arguments.no_chat_template),
+        **settings,
+        assistant=arguments.assistant,
+        max_new_tokens=arguments.max_new_tokens,
+        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    print(f"\n{hf_specdec.last_stats(model)}", file=sys.stderr)
+
+
+def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The host's sampling settings."""
+    settings = _given(arguments, "top_k", "top_p", "min_p")
+    if arguments.temperature > 0:
+        return settings | {"do_sample": True, "temperature": arguments.temperature}
+    if settings or arguments.temperature < 0:
+        raise ValueError(
+            f"--temperature {arguments.temperature} does not sample; give one above 0 to sample, "
+            "or leave --top-k, --top-p and --min-p out."
+        )
+    return {"do_sample": False}
+
+
+def _chat(arguments: argparse.Namespace) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    return [*system, {"role": "user", "content": prompt}]
+
+
+# --- bench ------------------------------------------------------------------------------------------------
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _command(commands, "bench", _run_bench, "compare ways of generating on a file of questions")
+    _add_model_options(parser)
+    parser.add_argument("--questions", required=True, metavar="FILE", help="JSON lines: question_id, category, turns")
+    parser.add_argument(
+        "--variants",
+        type=_names,
+        default=("plain", "host-prompt-lookup", "prompt-lookup"),
+        metavar="A,B,...",
+        help="plain, host-prompt-lookup, host-draft-model=DIR, prompt-lookup, draft-model=DIR; plain always runs",
+    )
+    parser.add_argument("--categories", type=_names, metavar="A,B,...", help="categories to ask (all)")
+    parser.add_argument("--limit", type=int, metavar="N", help="questions of each category (all)")
+    parser.add_argument("--turns", default="first", metavar="WHICH", help="first (the default) or all turns")
+    parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="questions answered together (1)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M", help="most tokens of an answer (128)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)")
+    parser.add_argument("--num-draft-tokens", type=int, metavar="K", help="longest draft (each strategy's own)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first question (0)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON document to a file")
+
+
+def _run_bench(arguments: argparse.Namespace) -> None:
+    import json
+
+    from rich.console import Console
+
+    from hf_specdec.checks.bench import BenchOptions, run_bench, write_json
+
+    document = run_bench(_options(BenchOptions, arguments), Console(stderr=True))
+    if arguments.output is not None:
+        write_json(document, arguments.output)
+    print(json.dumps(document))
+
+
+# --- what commands share ----------------------------------------------------------------------------------
+
+
+def _command(commands: Any, name: str, run: Any, purpose: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", metavar="DIR_OR_ID", help="a folder or Hub id (the embedded demo model)")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (the default), float32 or float16")
+    parser.add_argument("--device", help="such as cpu or cuda (an accelerator if there is one)")
+
+
+def _add_assistant(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--assistant", default="prompt-lookup", help="a strategy's name, a folder or a Hub id (prompt-lookup)"
+    )
+
+
+def _options(kind: Any, arguments: argparse.Namespace) -> Any:
+    """The options of a command from the arguments of the same names."""
+    return kind(**{name: getattr(arguments, name) for name in kind.__dataclass_fields__})
+
+
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those of the named arguments that were given."""
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _quiet_host() -> None:
+    """Keeps the host's loading bars and hints off the terminal: the commands have their own."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
