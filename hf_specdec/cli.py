@@ -153,7 +153,10 @@ def _run_bench(arguments: argparse.Namespace) -> None:
 
     from hf_specdec.checks.bench import BenchOptions, run_bench, write_json
 
-    document = run_bench(_options(BenchOptions, arguments), Console(stderr=True))
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 120  # a log has no width of its own; the tables need about 110
+    document = run_bench(_options(BenchOptions, arguments), console)
     if arguments.output is not None:
         write_json(document, arguments.output)
     print(json.dumps(document))

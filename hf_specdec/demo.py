@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from rich.columns import Columns
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
 import hf_specdec
 from hf_specdec.checks.bench import logit_gap
@@ -27,21 +27,23 @@ from hf_specdec.stats import SpecStats
 _WARM_UP_TOKENS = 8
 
 _LIGHTHOUSE = """\
-The lighthouse at Kestrel Point was built in 1871, after three merchant ships had been lost on the reef in a single \
-winter. Its first keeper, Marta Lindqvist, lived there for thirty-four years. Every evening she carried two cans of oil \
-up the hundred and twelve steps, trimmed the wick and wound the clockwork that turned the lens. In her logbook she wrote \
-down the weather, the ships that passed and, from her second year on, the birds. Thousands of them flew against the \
-glass on foggy nights in spring and autumn, and she began to count the species that she found on the gallery in the \
-morning.
+The lighthouse at Kestrel Point was built in 1871, after three merchant ships had been lost on the reef in a \
+single winter. Its first keeper, Marta Lindqvist, lived there for thirty-four years. Every evening she carried \
+two cans of oil up the hundred and twelve steps, trimmed the wick and wound the clockwork that turned the \
+lens. In her logbook she wrote down the weather, the ships that passed and, from her second year on, the \
+birds. Thousands of them flew against the glass on foggy nights in spring and autumn, and she began to count \
+the species that she found on the gallery in the morning.
 
-When a professor from the university visited the lighthouse in 1889, he saw that the logbook was the longest record of \
-bird migration on the whole coast. He asked Lindqvist to send him a copy every year, and she did so until she retired in \
-1905. Her counts showed that some birds now pass Kestrel Point almost three weeks earlier than they did in her time, \
-which is one of the oldest pieces of evidence for the effect of warmer springs on migration.
+When a professor from the university visited the lighthouse in 1889, he saw that the logbook was the longest \
+record of bird migration on the whole coast. He asked Lindqvist to send him a copy every year, and she did so \
+until she retired in 1905. Her counts showed that some birds now pass Kestrel Point almost three weeks earlier \
+than they did in her time, which is one of the oldest pieces of evidence for the effect of warmer springs on \
+migration.
 
-The lamp was electrified in 1926 and automated in 1968, when the last keeper left the tower. Today the lighthouse is a \
-small museum. Visitors can climb the steps, look at the lens and read the logbook, which lies open under glass at the \
-page for the first of May 1889: "Fog. Four ships. Nineteen birds, one of them new to me."
+The lamp was electrified in 1926 and automated in 1968, when the last keeper left the tower. Today the \
+lighthouse is a small museum. Visitors can climb the steps, look at the lens and read the logbook, which lies \
+open under glass at the page for the first of May 1889: "Fog. Four ships. Nineteen birds, one of them new to \
+me."
 """
 
 _FUNCTION = """\
@@ -58,15 +60,14 @@ def report(orders):
     return f"{count} paid orders, {total:.2f} in total, {average:.2f} on average."
 """
 
-# Title, request, and the material that the request is about.
 PROMPTS = (
-    ("Summary of a text", "Summarize the following text in a few sentences.", _LIGHTHOUSE),
+    ("Summary", f"Summarize the following text in a few sentences.\n\n{_LIGHTHOUSE}"),
     (
         "Code edit",
-        "In the following Python function, rename the variable `o` to `order`. Return the whole function and nothing else.",
-        f"```python\n{_FUNCTION}```",
+        f"Here is a Python function:\n\n```python\n{_FUNCTION}```\n\n"
+        "Rewrite the whole function with the name `summarize_orders` instead of `report`.",
     ),
-    ("Open question", "Why do people enjoy listening to music? Give three reasons.", ""),
+    ("Open question", "Why do people enjoy listening to music? Give three reasons."),
 )
 
 
@@ -135,9 +136,8 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> list[Compa
         ValueError: if target or assistant cannot be had, or do not fit each other.
     """
     console = console or Console(highlight=False)
-    with console.status("Loading the model"):
-        model, tokenizer = load_target(options.target, options.dtype, options.device)
-        hf_specdec.enable(model)
+    model, tokenizer = load_target(options.target, options.dtype, options.device)
+    hf_specdec.enable(model)
     demo = Demo(model, tokenizer, options)
     with console.status("Warming up"):
         demo.warm_up()
@@ -147,14 +147,14 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> list[Compa
     comparisons = [demo.compare(*prompt, console) for prompt in PROMPTS]
     console.rule("Result")
     console.print(_table(comparisons))
-    console.print(_all_stats(comparisons))
+    console.print(_all_stats(comparisons), soft_wrap=True)
     return comparisons
 
 
 class Demo:
     """An enabled model that answers prompts both ways."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: DemoOptions):
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, options: DemoOptions):
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.assistants = {"plain": False, "speculative": options.assistant}
 
@@ -164,12 +164,11 @@ class Demo:
         for assistant in self.assistants.values():
             self._answer(inputs, assistant, _WARM_UP_TOKENS, lambda text: None)
 
-    def compare(self, title: str, request: str, material: str, console: Console) -> Comparison:
+    def compare(self, title: str, prompt: str, console: Console) -> Comparison:
         """Answers one prompt both ways, shows the text as it arrives, and says whether the answers are identical."""
         console.rule(title)
-        note = f" [dim](and {len(material.split())} words of material)[/dim]" if material else ""
-        console.print(request + note)
-        inputs = self._inputs(f"{request}\n\n{material}".strip())
+        console.print(Text(prompt, style="dim"))
+        inputs = self._inputs(prompt)
         answers = {}
         with _view(console) as view:
             for way, assistant in self.assistants.items():
@@ -180,8 +179,8 @@ class Demo:
         console.print(self._verdict(comparison))
         return comparison
 
-    def _inputs(self, request: str) -> dict[str, torch.Tensor]:
-        return encode(self.tokenizer, [[{"role": "user", "content": request}]], self.model.device)
+    def _inputs(self, prompt: str) -> dict[str, torch.Tensor]:
+        return encode(self.tokenizer, [[{"role": "user", "content": prompt}]], self.model.device)
 
     def _answer(
         self, inputs: dict[str, torch.Tensor], assistant: Any, max_new_tokens: int, write: Callable[[str], None]
@@ -204,14 +203,14 @@ class Demo:
         if position is None:
             return Text(f"Identical: both gave the same {len(comparison.plain.tokens)} tokens.", style="green")
         gap = logit_gap(self.model, comparison.prompt + comparison.plain.tokens[:position])
-        found = f"The answers part at token {position + 1}, where the two best logits are {gap:.2g} apart."
+        apart = f"{gap:.2g} apart" if gap else "equal"
+        found = f"The answers part at token {position + 1}, where the two best logits are {apart}."
         if self.options.dtype == "float32":
-            return Text(f"{found} In float32 only ties that close to zero may part.", style="yellow")
-        reason = (
-            f" {self.options.dtype} rounds a pass over several tokens differently than a pass over one, which decides "
-            "such near ties. In float32 the answers are identical: add --dtype float32."
-        )
-        return Text(found + reason, style="yellow")
+            return Text(
+                f"{found} Rounding may decide ties, but only ties: anything above 1e-3 is a bug.", style="yellow"
+            )
+        reason = f" Rounding to {self.options.dtype} decides such near ties, and rounds a pass over several tokens "
+        return Text(f"{found}{reason}differently than a pass over one. --dtype float32 avoids it.", style="yellow")
 
 
 class _Streamer(TextStreamer):
@@ -272,20 +271,10 @@ def _view(console: Console) -> Iterator[_OneAfterTheOther | _SideBySide]:
         yield _SideBySide(live, console.width // 2)
 
 
-def _table(comparisons: list[Comparison]) -> RenderableType:
-    table = Table()
-    headings = (
-        "",
-        "plain tokens/s",
-        "speculative tokens/s",
-        "speed-up",
-        "tokens/round",
-        "drafted",
-        "accepted",
-        "identical",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
+def _table(comparisons: list[Comparison]) -> Table:
+    table = Table(caption="plain, speculative: tokens per second", caption_justify="left")
+    for heading in ("", "plain", "speculative", "speed-up", "tokens/round", "accepted", "identical"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for comparison in comparisons:
         plain, speculative, stats = comparison.plain, comparison.speculative, comparison.speculative.stats
         assert stats is not None
@@ -295,9 +284,8 @@ def _table(comparisons: list[Comparison]) -> RenderableType:
             f"{speculative.speed:.1f}",
             f"{speculative.speed / plain.speed:.2f}",
             f"{stats.mean_acceptance_length:.2f}",
-            str(stats.drafted),
-            str(stats.accepted),
-            "yes" if comparison.parting is None else f"up to token {comparison.parting}",
+            f"{stats.accepted}/{stats.drafted}",
+            "yes" if comparison.parting is None else f"{comparison.parting} tokens",
         )
     return table
 

@@ -110,7 +110,7 @@ def _is_complete(folder: Path) -> bool:
 def _require_gguf() -> None:
     """Raises an error if the package that reads GGUF files is missing."""
     if importlib.util.find_spec("gguf") is None:
-        raise RuntimeError("Making the demo model needs the package `gguf`. Run: pip install gguf")
+        raise RuntimeError('Making the demo model needs the package `gguf`. Run: pip install "hf_specdec[demo]"')
 
 
 def _find_gguf(work: Path, console: Console) -> Path:
@@ -174,7 +174,8 @@ def _load_model(gguf_file: Path) -> PreTrainedModel:
     """
     loaded = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
     config = loaded.config
-    del config.quantization_config
+    if hasattr(config, "quantization_config"):  # older releases do not set it
+        del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config

@@ -67,7 +67,7 @@ _PREFIX_ONLY = {
     )
 }
 # Cache layers whose slots can be rearranged row by row.
-_RAGGED_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer}
+_RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # Stopping criteria that judge a row by its own tokens or by the clock, whatever the other rows do.
 _ROWWISE_CRITERIA = {
     stopping_criteria.MaxLengthCriteria,
@@ -370,7 +370,22 @@ def new_cache(model: Any) -> Cache:
     """An empty growing cache with the model's own layer kinds, ready to be rolled back."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     cache.activate_past_recording()
+    for layer in cache.layers:
+        if type(layer) is DynamicSlidingWindowLayer:
+            layer.__class__ = _WindowedLayer
     return cache
+
+
+class _WindowedLayer(DynamicSlidingWindowLayer):
+    """A recording layer that shows a pass no more than its window, also in the second pass before a `crop`.
+
+    Transformers 5.17 shows everything recorded, which no longer fits the mask; newer releases do as here.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        visible = self.sliding_window - 1 + key_states.shape[-2]
+        return keys[:, :, -visible:], values[:, :, -visible:]
 
 
 def _layers(cache: Cache) -> list[Any]:
@@ -385,7 +400,7 @@ def is_sliding(cache: Cache) -> bool:
 
 def can_be_ragged(cache: Cache) -> bool:
     """Whether rows may keep different numbers of slots: only growing layers can be rearranged row by row."""
-    return all(type(layer) in _RAGGED_LAYERS for layer in cache.layers)
+    return all(type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer) for layer in cache.layers)
 
 
 def is_fixed(cache: Cache) -> bool:

@@ -17,7 +17,7 @@ Chat = list[dict[str, str]]
 
 def load_target(
     location: str | None, dtype: str = "bfloat16", device: str | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """Opens a causal language model and its tokenizer, ready for left-padded batches.
 
     Args:

@@ -188,6 +188,8 @@ class Bench:
                     runs[name] = self._ask(name, group, self.options.max_new_tokens, self.options.turns)
                     progress.advance(bar)
                 batches.append(Batch(group[0].category, [question.question_id for question in group], runs))
+                if console is not None and not console.is_terminal:
+                    console.print(f"{number + 1}/{len(groups)} {group[0].category}")  # a log shows no bar
         return batches
 
     def differences(self, batch: Batch, name: str) -> list[dict[str, Any]]:
@@ -234,9 +236,9 @@ class Bench:
 
     def _chat(self, question: Question, answered: list[Turn]) -> Chat:
         """The conversation up to the turn that is to be answered next."""
-        chat = []
+        chat: Chat = []
         for asked, turn in zip(question.turns, answered, strict=False):
-            text = self.tokenizer.decode(turn.answer, skip_special_tokens=True)
+            text = str(self.tokenizer.decode(turn.answer, skip_special_tokens=True))
             chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
         return [*chat, {"role": "user", "content": question.turns[len(answered)]}]
 
@@ -272,7 +274,7 @@ def rotated(names: list[str], number: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def logit_gap(model: PreTrainedModel, text: list[int]) -> float:
+def logit_gap(model: Any, text: list[int]) -> float:
     """How far the two best next tokens of a text are apart, in one plain pass of the target."""
     tokens = torch.tensor([text], device=model.device)
     output = model.generate(

@@ -217,26 +217,16 @@ def tables(document: dict[str, Any]) -> RenderableType:
 
 def _variant_table(variants: dict[str, Any]) -> Table:
     table = Table(title="Variants", title_justify="left", caption_justify="left")
-    table.caption = "speed-up: geometric mean over categories of the median ratio to plain, with a 95 % interval"
-    for heading in (
-        "",
-        "tokens/s",
-        "speed-up",
-        "95 %",
-        "tokens/round",
-        "accepted",
-        "coverage",
-        "overhead",
-        "identical",
-    ):
-        table.add_column(heading, justify="right" if heading else "left")
+    table.caption = "speed-up: geometric mean over categories of the median ratio to plain"
+    headings = ("", "tokens/s", "speed-up (95 %)", "tokens/round", "accepted", "coverage", "overhead", "identical")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, figures in variants.items():
-        total, mean = figures["total"], figures["geometric_mean"]
+        total = figures["total"]
         table.add_row(
             name,
             f"{total['tokens'] / total['seconds']:.1f}",
-            f"{mean['median_speedup']:.2f}",
-            _interval(mean["speedup_interval"]),
+            _ratio(figures["geometric_mean"]),
             f"{total['mean_acceptance_length']:.2f}",
             _percent(total["acceptance_rate"]),
             _percent(total["coverage"]),
@@ -249,17 +239,16 @@ def _variant_table(variants: dict[str, Any]) -> Table:
 def _category_table(variants: dict[str, Any]) -> Table:
     others = [name for name in variants if name != PLAIN]
     table = Table(title="Speed-up by category (median of paired ratios, 95 % interval)", title_justify="left")
-    table.add_column("")
-    for name in others:
-        table.add_column(name, justify="right")
+    for heading in ("", *others):
+        table.add_column(heading, justify="right" if heading else "left")
     for category in variants[PLAIN]["by_category"]:
-        cells = [variants[name]["by_category"][category] for name in others]
-        table.add_row(category, *(f"{c['median_speedup']:.2f} ({_interval(c['speedup_interval'])})" for c in cells))
+        table.add_row(category, *(_ratio(variants[name]["by_category"][category]) for name in others))
     return table
 
 
-def _interval(bounds: list[float]) -> str:
-    return "-".join(f"{bound:.2f}" for bound in bounds)
+def _ratio(figures: dict[str, Any]) -> str:
+    low, high = figures["speedup_interval"]
+    return f"{figures['median_speedup']:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _percent(share: float | None) -> str:

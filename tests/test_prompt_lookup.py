@@ -1,0 +1,90 @@
+"""Prompt lookup proposes what a slow scan of the text proposes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hf_specdec.drafters.prompt_lookup import NgramIndex, PromptLookup
+
+PREFERENCES = ["earliest", "newest", "frequent"]
+
+
+def scan(text, smallest, largest, prefer, limit):
+    """The slow twin: looks at every place of the text, for the longest tail first."""
+    for size in range(largest, smallest - 1, -1):
+        tail = text[len(text) - size :]
+        starts = [end for end in range(size, len(text)) if text[end - size : end] == tail and len(text) > size]
+        if not starts:
+            continue
+        drafted: list[int] = []
+        for step in range(limit):
+            successors = [(text + drafted)[start + step] for start in starts]
+            if prefer == "earliest":
+                token = successors[0]
+            elif prefer == "newest":
+                token = successors[-1]
+            else:
+                token = max(reversed(successors), key=successors.count)
+                starts = [s for s, successor in zip(starts, successors, strict=True) if successor == token]
+            drafted.append(token)
+        return drafted
+    return []
+
+
+@pytest.mark.parametrize("prefer", PREFERENCES)
+@pytest.mark.parametrize("window", [(1, 1), (1, 4), (2, 3), (5, 5)])
+def test_the_index_proposes_what_a_scan_proposes(prefer, window):
+    chance = random.Random(0)
+    for alphabet in (2, 3, 8):
+        index, text = NgramIndex(*window, prefer), []
+        for _ in range(60):
+            text.extend(chance.randrange(alphabet) for _ in range(chance.choice([1, 1, 1, 2, 5])))
+            if sum(text[-3:]) % 3 == 0:
+                continue  # rounds in which this row is not asked
+            assert index.propose(text, 6) == scan(text, *window, prefer, 6)
+
+
+def test_which_match_is_copied():
+    text = [7, 8, 1, 7, 8, 2, 7, 8, 1, 7, 8, 3, 7, 8]
+    drafts = {prefer: NgramIndex(2, 2, prefer).propose(text, 1) for prefer in PREFERENCES}
+    assert drafts == {"earliest": [1], "newest": [3], "frequent": [1]}
+
+
+def test_a_copy_may_run_into_itself():
+    assert NgramIndex(1, 2, "newest").propose([5, 6, 5, 6], 5) == [5, 6, 5, 6, 5]
+
+
+def test_longer_matches_are_copied_further():
+    index = NgramIndex(1, 3, "newest", tokens_per_match=2)
+    assert len(index.propose([1, 2, 3, 9, 8, 7, 6, 1, 2, 3], 20)) == 6
+    assert len(NgramIndex(1, 3, "newest", tokens_per_match=2).propose([4, 9, 8, 7, 6, 5, 4], 20)) == 2
+
+
+def test_texts_too_short_to_repeat():
+    for text in ([], [1], [1, 2]):
+        assert NgramIndex(1, 4, "frequent").propose(text, 5) == []
+    assert NgramIndex(1, 4, "frequent").propose([1, 1], 0) == []
+
+
+def test_one_window_sets_both():
+    assert (PromptLookup(min_ngram=3).min_ngram, PromptLookup(min_ngram=3).max_ngram) == (3, 3)
+    assert (PromptLookup(max_ngram=2).min_ngram, PromptLookup(max_ngram=2).max_ngram) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"min_ngram": 0}, "min_ngram=0"),
+        ({"max_ngram": -2}, "=-2"),
+        ({"min_ngram": 4, "max_ngram": 2}, "min_ngram=4 exceeds max_ngram=2"),
+        ({"prefer": "oldest"}, "prefer='oldest'"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens=0"),
+        ({"tokens_per_match": 0}, "tokens_per_match=0"),
+        ({"min_ngram": 1.5}, "min_ngram=1.5"),
+    ],
+)
+def test_bad_options_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PromptLookup(**arguments)
