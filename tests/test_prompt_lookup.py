@@ -18,6 +18,8 @@ def scan(text, smallest, largest, prefer, limit):
         starts = [end for end in range(size, len(text)) if text[end - size : end] == tail and len(text) > size]
         if not starts:
             continue
+        if prefer == "frequent":
+            starts = starts[-64:]  # only the newest matches vote
         drafted: list[int] = []
         for step in range(limit):
             successors = [(text + drafted)[start + step] for start in starts]
