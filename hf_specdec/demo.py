@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich import box
 from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
@@ -167,7 +168,7 @@ class Demo:
     def compare(self, title: str, prompt: str, console: Console) -> Comparison:
         """Answers one prompt both ways, shows the text as it arrives, and says whether the answers are identical."""
         console.rule(title)
-        console.print(Text(prompt, style="dim"))
+        console.print(Text(prompt.rstrip(), style="dim"))
         inputs = self._inputs(prompt)
         answers = {}
         with _view(console) as view:
@@ -272,8 +273,9 @@ def _view(console: Console) -> Iterator[_OneAfterTheOther | _SideBySide]:
 
 
 def _table(comparisons: list[Comparison]) -> Table:
-    table = Table(caption="plain, speculative: tokens per second", caption_justify="left")
-    for heading in ("", "plain", "speculative", "speed-up", "tokens/round", "accepted", "identical"):
+    table = Table(box=box.SIMPLE, caption_justify="left")
+    table.caption = "plain, speculative: tokens per second. per round: tokens. accepted: of drafted tokens."
+    for heading in ("", "plain", "speculative", "speed-up", "per round", "accepted", "identical"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for comparison in comparisons:
         plain, speculative, stats = comparison.plain, comparison.speculative, comparison.speculative.stats

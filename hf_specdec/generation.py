@@ -43,7 +43,8 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
         The model.
 
     Raises:
-        ValueError: if the model cannot generate, the assistant does not fit it, or an option is unknown.
+        ValueError: if the model cannot generate, the assistant is unknown, or an option is. Whether the
+            assistant fits is checked at every call, since the tokenizer may be known only there.
     """
     core = _core_model(model)
     host.refuse_model(core)
@@ -127,8 +128,8 @@ class Speculate:
         """Decodes what the host prepared. The signature is the host's for custom generation."""
         drafter = self.attachment.resolve(self.assistant, model)
         _refuse(model, drafter, host.setting(model, generation_config, {}), self.tokenizer)
-        if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
-            raise ValueError("The prompt is empty; pass at least one token (for example the BOS token).")
+        _refuse_empty(input_ids, model_kwargs)
+        host.refuse_cache(model_kwargs.get(host.CACHE_NAME), is_filled=False)
         request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         options = drafter.options.overridden_by(self.options)
         loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
@@ -145,24 +146,25 @@ class _Attachment:
         previous: the instance's own `generate` from before, if it had one.
         default: assistant of calls that name none.
         options: defaults of every call.
-        resolved: drafters made from names, folders and models, so that a second call reuses them.
+        resolved: drafters made from names and folders, so that a second call reuses them.
         last_stats: of the last call.
     """
 
     previous: Callable | None
     default: Drafter | None = None
     options: SpeculationOptions = field(default_factory=SpeculationOptions)
-    resolved: dict[Any, Drafter] = field(default_factory=dict)
+    resolved: dict[str, Drafter] = field(default_factory=dict)
     last_stats: SpecStats | None = None
 
     def resolve(self, assistant: Any, target: Any) -> Drafter:
         """The drafter an assistant stands for."""
         if isinstance(assistant, Drafter):
             return assistant
-        key = assistant if isinstance(assistant, str) else id(assistant)
-        if key not in self.resolved:
-            self.resolved[key] = resolve_assistant(assistant, target)
-        return self.resolved[key]
+        if not isinstance(assistant, str):
+            return resolve_assistant(assistant, target)
+        if assistant not in self.resolved:
+            self.resolved[assistant] = resolve_assistant(assistant, target)
+        return self.resolved[assistant]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
         # A copied model keeps its assistant and shares it; a bound `previous` must follow the copy.
@@ -218,8 +220,8 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
         return plain(*args, **kwargs)
     target = _core_model(self)
     kwargs = host.named_arguments(target, args) | kwargs
-    options = attachment.options.overridden_by(take_options(kwargs))
     try:
+        options = attachment.options.overridden_by(take_options(kwargs))
         drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
         _refuse_call(target, drafter, kwargs)
     except ValueError as reason:
@@ -264,7 +266,15 @@ def _refuse_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
             raise ValueError(f"assistant= and {name}= both say how to decode; pass one of the two.")
     if kwargs.get("synced_gpus"):
         raise ValueError("synced_gpus=True needs every process to make the same number of passes; use assistant=False.")
+    prompt = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    if prompt is not None:
+        _refuse_empty(prompt, kwargs)
     _refuse(target, drafter, host.setting(target, kwargs.get("generation_config"), kwargs), kwargs.get("tokenizer"))
+
+
+def _refuse_empty(prompt: Tensor, arguments: dict[str, Any]) -> None:
+    if prompt.shape[-1] == 0 and arguments.get("inputs_embeds") is None:
+        raise ValueError("The prompt is empty; pass at least one token (for example the BOS token).")
 
 
 def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any) -> None:

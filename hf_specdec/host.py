@@ -98,6 +98,11 @@ def vocabulary_size(model: Any) -> int:
     return model.config.get_text_config(decoder=True).vocab_size
 
 
+def num_embeddings(model: Any) -> int:
+    """Number of ids the model can read."""
+    return model.get_input_embeddings().weight.shape[0]
+
+
 def refuse_model(model: Any) -> None:
     """Raises `ValueError` for a model whose decoding cannot be verified."""
     name = type(model).__name__
@@ -155,6 +160,11 @@ def refuse_settings(read: Callable[[str], Any]) -> None:
     if read("cache_implementation") == "paged":
         raise ValueError(
             'cache_implementation="paged" would skip the assistant without a word. '
+            "Leave it out, or set assistant=False for this call."
+        )
+    if read("cache_implementation") == "quantized":
+        raise ValueError(
+            'cache_implementation="quantized": a quantised cache cannot be rolled back after a refused draft. '
             "Leave it out, or set assistant=False for this call."
         )
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
@@ -420,17 +430,22 @@ def num_slots(cache: Cache) -> int:
     return int(cache.get_seq_length())
 
 
-def refuse_cache(cache: Any) -> None:
-    """Raises `ValueError` for a cache that cannot be rolled back; to be called after the prompt's pass.
+def refuse_cache(cache: Any, is_filled: bool) -> None:
+    """Raises `ValueError` for a cache that cannot be rolled back.
 
-    Only then do layers know their kind (a recurrent state appears with the first tokens).
+    Args:
+        cache: what the model keeps its past in.
+        is_filled: whether the prompt has been read. Some layers know only then (a recurrent state appears with
+            the first tokens); of others the class tells before any work.
     """
     if not isinstance(cache, Cache):
         raise ValueError(
             f"The model keeps its past in a {type(cache).__name__}, which cannot be rolled back after a refused draft. "
             "Call generate() with assistant=False."
         )
-    stuck = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
+    stuck = sorted(
+        {type(layer).__name__ for layer in cache.layers if not (layer if is_filled else type(layer)).is_croppable}
+    )
     if stuck:
         raise ValueError(
             f"{type(cache).__name__} with {', '.join(stuck)} cannot be rolled back after a refused draft. "

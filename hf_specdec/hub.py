@@ -23,7 +23,7 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
     Raises:
         ValueError: if the folder or repository cannot be opened as a causal language model.
     """
-    if not Path(location).is_dir() and not _looks_like_hub_id(location):
+    if not location or not (Path(location).is_dir() or _looks_like_hub_id(location)):
         return None
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=target.dtype)

@@ -87,10 +87,14 @@ class SpeculativeLoop:
 
     def run(self) -> Any:
         """Decodes all rows and returns what plain `generate` would."""
-        self.round()  # the prompt's pass
-        with host.decoding(self.model):
-            while not self.state.is_done:
-                self.round()
+        try:
+            self.round()  # the prompt's pass
+            with host.decoding(self.model):
+                while not self.state.is_done:
+                    self.round()
+        except BaseException:
+            self._abandon_cache()
+            raise
         self.drafter.stats.merge(self.stats)
         return self._output()
 
@@ -129,11 +133,10 @@ class SpeculativeLoop:
         if is_first and not host.prompt_takes_draft(request.config, request.arguments, request.input_ids):
             return [0] * len(state.rows)
         num_pending = state.prompt_length if is_first else 1
-        limits = []
-        for row, room in zip(state.rows, self.target.room(), strict=True):
-            until_end = 0 if state.finished[row] else self.stopping.max_length - state.lengths[row] - 1
-            limits.append(max(0, min(self.num_draft_tokens, until_end, room - num_pending)))
-        return limits
+        # The pass is as wide as the widest draft, so that much room every row must have.
+        widest = max(0, min(self.num_draft_tokens, min(self.target.room()) - num_pending))
+        until_end = [0 if state.finished[row] else self.stopping.max_length - state.lengths[row] for row in state.rows]
+        return [min(widest, max(0, tokens - 1)) for tokens in until_end]
 
     def _round_noise(self, width: int) -> RoundNoise | None:
         if self.noise is None:
@@ -152,7 +155,7 @@ class SpeculativeLoop:
         tokens = torch.cat([request.input_ids, draft.tokens], dim=1)
         outputs = host.prefill(self.model, tokens, request.config, arguments)
         cache = host.cache_of(outputs)
-        host.refuse_cache(cache)
+        host.refuse_cache(cache, is_filled=True)
         host.start_recording(cache)
         self.target.start(cache, num_positions, arguments.get("attention_mask"), arguments.get("position_ids"))
         return TargetPass(outputs, num_positions, self.state.device)
@@ -182,6 +185,15 @@ class SpeculativeLoop:
                 self.target.read(self.state.last_tokens())
                 self.target.commit(kept)
             self.target.restore_layout()
+        host.stop_recording(self.target.cache)
+
+    def _abandon_cache(self) -> None:
+        """After an exception: takes unverified tokens out of a cache that its owner may use again."""
+        if not self.returns_cache or self.target.num_slots == 0:
+            return
+        if self.target.num_provisional:
+            self.target.commit([0 if self.state.finished[row] else 1 for row in self.state.rows])
+        self.target.restore_layout()
         host.stop_recording(self.target.cache)
 
     def _output(self) -> Any:

@@ -15,7 +15,9 @@ class SpeculationOptions:
     """How a call drafts and verifies. `None` means: not said here, ask the next more general place.
 
     Args:
-        num_draft_tokens: longest draft of a round, at least 1. Unset, the drafter's own default counts.
+        num_draft_tokens: longest draft of a round, at least 1. Unset, the drafter's own default counts. As an
+            argument of a call it may also be given as `num_assistant_tokens`; that field of a GenerationConfig
+            steers the host's own assisted decoding and does not count here.
         draft_temperature: temperature the drafter samples at; 0 drafts greedily. Unset, the drafter uses
             the call's own temperature. It changes speed, never the law of the output.
         verification: "token" (rejection sampling token by token), "block" (never accepts fewer), or "auto":

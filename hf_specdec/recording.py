@@ -15,8 +15,8 @@ Layers = tuple[Tensor, ...]
 class Recorder:
     """Collects what the call asked for; rows are put side by side only at the end.
 
-    Where a row had ended before the others, its entries are zeros (plain `generate` goes on scoring
-    finished rows; those numbers mean nothing).
+    Where a row had ended before the others, its entries mean nothing: zeros, or, when the batch advances in
+    lockstep, what the target said of the filling, as in plain `generate`.
 
     Args:
         generation_config: says what to record.

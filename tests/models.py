@@ -57,6 +57,7 @@ def _build(family: str, vocab: int, changes: dict) -> PreTrainedModel:
     if family == "gemma3":
         mixed = ["sliding_attention", "full_attention", "sliding_attention"]
         common |= {"num_hidden_layers": 3, "layer_types": mixed, "sliding_window": 6, "head_dim": 8}
+        common |= {"initializer_range": 0.05}  # with larger weights it repeats one token for ever
         return Gemma3ForCausalLM(Gemma3TextConfig(query_pre_attn_scalar=8, **common))
     if family == "gpt2":
         sizes = {"n_positions": common["max_position_embeddings"], "n_embd": 32, "n_layer": 2, "n_head": 2}
@@ -65,7 +66,9 @@ def _build(family: str, vocab: int, changes: dict) -> PreTrainedModel:
     if family == "mpt":
         return MptForCausalLM(MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=vocab, initializer_range=0.3))
     if family == "bloom":
-        return BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=vocab, initializer_range=0.3))
+        return BloomForCausalLM(
+            BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=vocab, initializer_range=0.3)
+        )
     raise ValueError(family)
 
 

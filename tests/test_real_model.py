@@ -21,7 +21,7 @@ QUESTIONS = [
     "def add(a, b):\n    return a + b\n\nRewrite this function with type hints and a docstring.",
     "Translate to French: good morning, my friend.",
     "What is 17 plus 25? Explain step by step.",
-    "Summarise: Water boils at 100 degrees. At high altitude it boils at a lower temperature, since the pressure falls.",
+    "Summarise: Water boils at 100 degrees. High up it boils at a lower temperature, since the pressure falls.",
     "Name five fruits and their colours.",
     "Why is the sky blue?",
     "Write a JSON object with the keys name, age and city.",

@@ -20,8 +20,8 @@ LAYERS = [
     ["drafters.base", "drafters.prompt_lookup", "drafters.draft_model", "drafters"],
     ["loop", "candidates", "hub"],
     ["generation"],
-    ["", "demo_model"],
-    ["checks", "checks.bench", "demo"],
+    ["", "demo_model", "loading"],
+    ["checks", "checks.report", "checks.bench", "demo"],
     ["cli"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]

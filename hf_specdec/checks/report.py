@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -216,11 +217,11 @@ def tables(document: dict[str, Any]) -> RenderableType:
 
 
 def _variant_table(variants: dict[str, Any]) -> Table:
-    table = Table(title="Variants", title_justify="left", caption_justify="left")
+    table = Table(title="Variants", box=box.SIMPLE, title_justify="left", caption_justify="left")
     table.caption = "speed-up: geometric mean over categories of the median ratio to plain"
     headings = ("", "tokens/s", "speed-up (95 %)", "tokens/round", "accepted", "coverage", "overhead", "identical")
     for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if heading else "left")
     for name, figures in variants.items():
         total = figures["total"]
         table.add_row(
@@ -238,7 +239,8 @@ def _variant_table(variants: dict[str, Any]) -> Table:
 
 def _category_table(variants: dict[str, Any]) -> Table:
     others = [name for name in variants if name != PLAIN]
-    table = Table(title="Speed-up by category (median of paired ratios, 95 % interval)", title_justify="left")
+    title = "Speed-up by category (median of paired ratios, 95 % interval)"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
     for heading in ("", *others):
         table.add_column(heading, justify="right" if heading else "left")
     for category in variants[PLAIN]["by_category"]:

@@ -101,6 +101,7 @@ class _DraftModelSession(DraftSession):
         )
         self.is_greedy = not context.do_sample or context.draft_temperature == 0
         self.scorer = _draft_scorer(drafter, context)
+        self.num_embeddings = host.num_embeddings(model)
         self.target_vocabulary = host.vocabulary_size(context.target)
         self.pending: list[int] = []  # tokens of every row that the round's first pass read
         self.width = 0  # tokens drafted in the round
@@ -147,7 +148,8 @@ class _DraftModelSession(DraftSession):
         rows = [state.tokens[row][seen:] for row, seen in zip(state.rows, self.reader.num_tokens, strict=True)]
         self.pending = [len(row) for row in rows]
         padded = [[0] * (max(self.pending) - len(row)) + row for row in rows]
-        tokens = torch.tensor(padded, device=state.device)
+        # Ids behind the drafter's own vocabulary (a padded target may emit them) are read as its last one.
+        tokens = torch.tensor(padded, device=state.device).clamp(max=self.num_embeddings - 1)
         return self.reader.read(tokens, widths=self.pending).logits[:, -1]
 
     def _draw(
