@@ -133,7 +133,7 @@ def _add_bench(commands: Any) -> None:
         type=_names,
         default=("plain", "host-prompt-lookup", "prompt-lookup"),
         metavar="A,B,...",
-        help="plain, host-prompt-lookup, host-draft-model=DIR, prompt-lookup, draft-model=DIR; plain always runs",
+        help="plain (always runs), host-prompt-lookup, prompt-lookup, draft-model=DIR, ...; a wrong name lists all",
     )
     parser.add_argument("--categories", type=_names, metavar="A,B,...", help="categories to ask (all)")
     parser.add_argument("--limit", type=int, metavar="N", help="questions of each category (all)")
@@ -155,7 +155,7 @@ def _run_bench(arguments: argparse.Namespace) -> None:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        console.width = 120  # a log has no width of its own; the tables need about 110
+        console.width = 120  # a log has no width of its own
     document = run_bench(_options(BenchOptions, arguments), console)
     if arguments.output is not None:
         write_json(document, arguments.output)

@@ -273,8 +273,8 @@ def _view(console: Console) -> Iterator[_OneAfterTheOther | _SideBySide]:
 
 
 def _table(comparisons: list[Comparison]) -> Table:
-    table = Table(box=box.SIMPLE, caption_justify="left")
-    table.caption = "plain, speculative: tokens per second. per round: tokens. accepted: of drafted tokens."
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
+    table.caption = "plain, speculative: tokens a second; per round: tokens; accepted: of drafted"
     for heading in ("", "plain", "speculative", "speed-up", "per round", "accepted", "identical"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for comparison in comparisons:
@@ -287,7 +287,7 @@ def _table(comparisons: list[Comparison]) -> Table:
             f"{speculative.speed / plain.speed:.2f}",
             f"{stats.mean_acceptance_length:.2f}",
             f"{stats.accepted}/{stats.drafted}",
-            "yes" if comparison.parting is None else f"{comparison.parting} tokens",
+            "yes" if comparison.parting is None else f"first {comparison.parting}",
         )
     return table
 

@@ -83,7 +83,7 @@ def test_bench_prints_one_json_document_last(target, tmp_path, capsys):
     document = json.loads(shown.out.splitlines()[-1])
     assert document == json.loads(saved.read_text())
     assert document["variants"]["prompt-lookup"]["by_category"]["math"]["identical"] == 1
-    assert "Speed-up by category" in shown.err
+    assert "Speed-up against plain generation" in shown.err
 
 
 def test_demo_compares_all_prompts(tmp_path):

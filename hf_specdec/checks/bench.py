@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec import DraftModel, PromptLookup
-from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first_difference, summary, tables
+from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first_difference, summary, table
 from hf_specdec.loading import Chat, encode, load_model, load_target
 from hf_specdec.options import check_count
 from hf_specdec.stats import SpecStats
@@ -129,7 +129,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> dict[str
 
     Args:
         options: what to measure.
-        console: where to show progress and the tables; `None` shows nothing.
+        console: where to show progress and the table; `None` shows nothing.
 
     Returns:
         `environment`, `options`, `variants` (see `report.summary`; with `differences` from plain where greedy
@@ -152,7 +152,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> dict[str
         "batches": [_batch_entry(batch) for batch in batches],
     }
     if console is not None:
-        console.print(tables(document))
+        console.print(table(document))
     return document
 
 

@@ -1,14 +1,14 @@
-"""What a benchmark measured, the figures that follow from it, and the tables that show them."""
+"""What a benchmark measured, the figures that follow from it, and the table that shows them."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Group, RenderableType
 from rich.table import Table
 
 from hf_specdec.stats import SpecStats
@@ -208,44 +208,22 @@ def _speed_of_sums(runs: list[Run]) -> float:
     return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
 
 
-# --- tables -----------------------------------------------------------------------------------------------
+# --- table ------------------------------------------------------------------------------------------------
 
 
-def tables(document: dict[str, Any]) -> RenderableType:
-    """The document of a benchmark as two tables: variants, and speed-up by category."""
-    return Group(_variant_table(document["variants"]), _category_table(document["variants"]))
-
-
-def _variant_table(variants: dict[str, Any]) -> Table:
-    table = Table(title="Variants", box=box.SIMPLE, title_justify="left", caption_justify="left")
-    table.caption = "speed-up: geometric mean over categories of the median ratio to plain"
-    headings = ("", "tokens/s", "speed-up (95 %)", "tokens/round", "accepted", "coverage", "overhead", "identical")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, figures in variants.items():
-        total = figures["total"]
-        table.add_row(
-            name,
-            f"{total['tokens'] / total['seconds']:.1f}",
-            _ratio(figures["geometric_mean"]),
-            f"{total['mean_acceptance_length']:.2f}",
-            _percent(total["acceptance_rate"]),
-            _percent(total["coverage"]),
-            _percent(figures["overhead_share"]),
-            "" if total["identical"] is None else f"{total['identical']}/{total['questions']}",
-        )
-    return table
-
-
-def _category_table(variants: dict[str, Any]) -> Table:
-    others = [name for name in variants if name != PLAIN]
-    title = "Speed-up by category (median of paired ratios, 95 % interval)"
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    for heading in ("", *others):
-        table.add_column(heading, justify="right" if heading else "left")
+def table(document: dict[str, Any]) -> Table:
+    """The document of a benchmark as one table: a column for every variant."""
+    variants = document["variants"]
+    shown = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title_justify="left")
+    shown.title = "Speed-up against plain generation: median of paired ratios (95 % interval)"
+    for heading in ("", *variants):
+        shown.add_column(heading, justify="right" if heading else "left")
     for category in variants[PLAIN]["by_category"]:
-        table.add_row(category, *(_ratio(variants[name]["by_category"][category]) for name in others))
-    return table
+        shown.add_row(category, *(_ratio(figures["by_category"][category]) for figures in variants.values()))
+    shown.add_section()
+    for label, cell in _SUMMARY_ROWS.items():
+        shown.add_row(label, *(cell(figures, figures["total"]) for figures in variants.values()))
+    return shown
 
 
 def _ratio(figures: dict[str, Any]) -> str:
@@ -255,3 +233,17 @@ def _ratio(figures: dict[str, Any]) -> str:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
+
+
+# Rows below the categories: how each is made from a variant's figures and its totals.
+_SUMMARY_ROWS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
+    "geometric mean": lambda figures, total: _ratio(figures["geometric_mean"]),
+    "tokens/second": lambda figures, total: f"{total['tokens'] / total['seconds']:.1f}",
+    "tokens/round": lambda figures, total: f"{total['mean_acceptance_length']:.2f}",
+    "accepted/drafted": lambda figures, total: _percent(total["acceptance_rate"]),
+    "rounds with draft": lambda figures, total: _percent(total["coverage"]),
+    "overhead": lambda figures, total: _percent(figures["overhead_share"]),
+    "identical": lambda figures, total: (
+        "" if total["identical"] is None else f"{total['identical']}/{total['questions']}"
+    ),
+}
