@@ -10,6 +10,7 @@ positions: position i judges drafted token i, and the last one supplies the toke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +41,16 @@ class Draft:
             lengths=torch.zeros(num_rows, dtype=torch.long, device=device),
         )
 
+    @classmethod
+    def of_copies(cls, copies: list[list[int]], device: torch.device) -> Draft:
+        """A point-mass draft from one token list a row, padded to the longest."""
+        width = max(map(len, copies))
+        tokens = [copy + [0] * (width - len(copy)) for copy in copies]
+        return cls(
+            tokens=torch.tensor(tokens, dtype=torch.long, device=device).view(len(copies), width),
+            lengths=torch.tensor([len(copy) for copy in copies], device=device),
+        )
+
     @property
     def width(self) -> int:
         """Length of the longest draft, N."""
@@ -50,7 +61,7 @@ class Draft:
         """Which entries of `tokens` are drafted tokens, shape (B, N)."""
         return torch.arange(self.width, device=self.tokens.device) < self.lengths[:, None]
 
-    def position(self, index: int) -> Draft:
+    def at(self, index: int) -> Draft:
         """The draft of one position alone, shape (B, 1): what step-by-step acceptance judges."""
         if index >= self.width:
             return Draft(self.tokens.new_zeros(len(self.tokens), 1), torch.zeros_like(self.lengths))
@@ -188,22 +199,31 @@ def sample(law: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, points, right=True)[..., 0].clamp(max=law.shape[-1] - 1)
 
 
+class Rule(NamedTuple):
+    """An acceptance rule: its thresholds, and how coins that passed them are counted."""
+
+    thresholds: Callable[[Draft, Tensor], Thresholds]
+    accepted: Callable[[Thresholds, Tensor], Tensor]
+
+
+RULES = {
+    "token": Rule(token_rule, accepted_by_tokens),
+    "block": Rule(block_rule, accepted_by_blocks),
+}
+
+
 def sampled(rule: str, draft: Draft, target_probs: Tensor, coins: Tensor, uniforms: Tensor) -> Verdict:
     """Applies a rule to all positions at once.
 
     Args:
-        rule: "token" or "block".
+        rule: a name in `RULES`.
         draft: the proposal.
         target_probs: the target's law at every position, shape (B, N + 1, V).
         coins: one number on [0, 1) for every drafted token, shape (B, N), independent of the draft.
         uniforms: one more for the token that follows, shape (B,).
     """
-    if rule == "block":
-        thresholds = block_rule(draft, target_probs)
-        accepted = accepted_by_blocks(thresholds, coins)
-    else:
-        thresholds = token_rule(draft, target_probs)
-        accepted = accepted_by_tokens(thresholds, coins)
+    thresholds = RULES[rule].thresholds(draft, target_probs)
+    accepted = RULES[rule].accepted(thresholds, coins)
     law = next_token_law(draft, target_probs, thresholds.weights, accepted)
     return Verdict(accepted, sample(law, uniforms))
 

@@ -13,8 +13,8 @@ from hf_specdec.accept import Draft
 from hf_specdec.drafters import DraftContext, Drafter
 from hf_specdec.noise import Noise
 from hf_specdec.options import SpeculationOptions
+from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
-from hf_specdec.verify import Scorer
 
 
 def as_candidate_generator(
@@ -70,7 +70,7 @@ class _DrafterAsCandidates(CandidateGenerator):
         limit = max(0, min(self.num_draft_tokens, self.max_length - input_ids.shape[1] - 1))
         noise = None
         if self.seed is not None:
-            noise = Noise(self.seed, input_ids.device).round([0], self.state.lengths, limit)
+            noise = Noise(self.seed, input_ids.device).round([0], self.state.num_emitted, limit)
         self.draft = self.session.propose(self.state, [limit], noise) if limit else Draft.empty(1, input_ids.device)
         length = int(self.draft.lengths)
         logits = None if self.draft.probs is None or length == 0 else self.draft.probs[:, :length].log()
@@ -82,5 +82,5 @@ class _DrafterAsCandidates(CandidateGenerator):
         new = input_ids[:, self.state.lengths[0] :]
         self.state.write(new)
         length = int(self.draft.lengths)
-        self.state.commit(outcome := Outcome(new.tolist(), [length], [int(num_matches)], [False], [new.shape[1]]))
+        self.state.commit(outcome := Outcome(new.tolist(), [new.shape[1]], [length], [int(num_matches)], [False]))
         self.session.commit(self.state, outcome)

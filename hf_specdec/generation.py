@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers.utils import logging
 from hf_specdec import host
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
 from hf_specdec.loop import Request, SpeculativeLoop
-from hf_specdec.options import SpeculationOptions, take_options
+from hf_specdec.options import OPTION_NAMES, SpeculationOptions, take_options
 from hf_specdec.stats import SpecStats
 
 logger = logging.get_logger(__name__)
@@ -50,7 +51,7 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
     host.refuse_model(core)
     taken = take_options(options)
     if options:
-        raise ValueError(f"enable() got unknown options {sorted(options)}; allowed are {_option_names()}.")
+        raise ValueError(f"enable() got unknown options {sorted(options)}; allowed are {', '.join(OPTION_NAMES)}.")
     previous = model.__dict__.get("generate")
     if isinstance(model.__dict__.get(_ATTRIBUTE), _Attachment):
         previous = model.__dict__[_ATTRIBUTE].previous
@@ -95,30 +96,38 @@ def speculate(assistant: Any, **options: Any) -> Speculate:
     """
     taken = take_options(options)
     if options:
-        raise ValueError(f"speculate() got unknown options {sorted(options)}; allowed are {_option_names()}.")
+        raise ValueError(f"speculate() got unknown options {sorted(options)}; allowed are {', '.join(OPTION_NAMES)}.")
     return Speculate(assistant, taken)
 
 
 class Speculate:
-    """What the host calls in place of its own decoding method."""
+    """What the host calls in place of its own decoding method.
+
+    Args:
+        assistant: a drafter, or what stands for one.
+        options: of the call.
+        streamer: gets every token once, in order.
+        report: called with the call's statistics.
+        is_checked: whether the drafter and the settings have been found to fit already.
+    """
 
     def __init__(
         self,
         assistant: Any,
         options: SpeculationOptions,
         streamer: Any = None,
-        tokenizer: Any = None,
-        attachment: _Attachment | None = None,
+        report: Callable[[SpecStats], None] | None = None,
+        is_checked: bool = False,
     ):
         self.assistant = assistant
         self.options = options
         self.streamer = streamer
-        self.tokenizer = tokenizer
-        self.attachment = attachment or _Attachment(None)
+        self.report = report
+        self.is_checked = is_checked
 
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -126,15 +135,17 @@ class Speculate:
         **model_kwargs: Any,
     ) -> Any:
         """Decodes what the host prepared. The signature is the host's for custom generation."""
-        drafter = self.attachment.resolve(self.assistant, model)
-        _refuse(model, drafter, host.setting(model, generation_config, {}), self.tokenizer)
+        self.assistant = drafter = resolve_assistant(self.assistant, model)
+        if not self.is_checked:
+            _refuse(model, drafter, host.setting(model, generation_config, {}), None)
         _refuse_empty(input_ids, model_kwargs)
         host.refuse_cache(model_kwargs.get(host.CACHE_NAME), is_filled=False)
         request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         options = drafter.options.overridden_by(self.options)
         loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
         output = loop.run()
-        self.attachment.last_stats = loop.stats
+        if self.report is not None:
+            self.report(loop.stats)
         return output
 
 
@@ -156,15 +167,17 @@ class _Attachment:
     resolved: dict[str, Drafter] = field(default_factory=dict)
     last_stats: SpecStats | None = None
 
-    def resolve(self, assistant: Any, target: Any) -> Drafter:
-        """The drafter an assistant stands for."""
-        if isinstance(assistant, Drafter):
-            return assistant
+    def resolve(self, assistant: Any, target: PreTrainedModel) -> Drafter:
+        """The drafter an assistant stands for; what was opened by name is opened once."""
         if not isinstance(assistant, str):
             return resolve_assistant(assistant, target)
         if assistant not in self.resolved:
             self.resolved[assistant] = resolve_assistant(assistant, target)
         return self.resolved[assistant]
+
+    def record(self, stats: SpecStats) -> None:
+        """Remembers the statistics of the last call."""
+        self.last_stats = stats
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
         # A copied model keeps its assistant and shares it; a bound `previous` must follow the copy.
@@ -220,18 +233,18 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
         return plain(*args, **kwargs)
     target = _core_model(self)
     kwargs = host.named_arguments(target, args) | kwargs
-    try:
+    streamer = kwargs.pop("streamer", None)
+    with _ending_on_error(streamer):
         options = attachment.options.overridden_by(take_options(kwargs))
         drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
-        _refuse_call(target, drafter, kwargs)
-    except ValueError as reason:
+        refusal = _refusal(target, drafter, kwargs)
+        if refusal is None:
+            return _generate_with(target, plain, attachment, drafter, options, streamer, kwargs)
         if assistant is not None:
-            _end(kwargs.get("streamer"))
-            raise
-        # The caller may know nothing of the default assistant: beam search must go on working for it.
-        logger.warning_once(f"The default assistant sits this call out. {reason}")
-        return plain(**kwargs)
-    return _generate_with(target, plain, attachment, drafter, options, kwargs)
+            raise refusal
+    # The caller may know nothing of the default assistant: beam search must go on working for it.
+    logger.warning_once(f"The default assistant sits this call out. {refusal}")
+    return plain(**kwargs) if streamer is None else plain(streamer=streamer, **kwargs)
 
 
 def _generate_with(
@@ -240,23 +253,36 @@ def _generate_with(
     attachment: _Attachment,
     drafter: Drafter,
     options: SpeculationOptions,
+    streamer: Any,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Takes out what the host would lose and hands the rest to it; a streamer is ended whatever happens."""
+    """Takes out what the host would lose and hands the rest to it."""
     kwargs.pop("synced_gpus", None)
-    streamer, tokenizer = kwargs.pop("streamer", None), kwargs.pop("tokenizer", None)
-    try:
-        kwargs = _take_over_tokenizer_work(target, tokenizer, kwargs)
-        call = Speculate(drafter, options, streamer, tokenizer, attachment)
-        return plain(custom_generate=call, **kwargs)
-    finally:
-        _end(streamer)
-
-
-def _end(streamer: Any) -> None:
-    """Ends a streamer, so that whoever reads from it in another thread does not wait for ever."""
+    kwargs = _take_over_tokenizer_work(target, kwargs.pop("tokenizer", None), kwargs)
+    output = plain(custom_generate=Speculate(drafter, options, streamer, attachment.record, is_checked=True), **kwargs)
     if streamer is not None:
         streamer.end()
+    return output
+
+
+@contextmanager
+def _ending_on_error(streamer: Any) -> Iterator[None]:
+    """Ends the streamer of a call that fails: whoever reads it in another thread must not wait for ever."""
+    try:
+        yield
+    except BaseException:
+        if streamer is not None:
+            streamer.end()
+        raise
+
+
+def _refusal(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> ValueError | None:
+    """Why the drafter cannot serve the call, as far as it can be told before any work."""
+    try:
+        _refuse_call(target, drafter, kwargs)
+    except ValueError as reason:
+        return reason
+    return None
 
 
 def _refuse_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
@@ -308,7 +334,3 @@ def _core_model(model: Any) -> Any:
     """The Transformers model itself, unwrapped from PEFT."""
     unwrap = getattr(model, "get_base_model", None)
     return unwrap() if callable(unwrap) else model
-
-
-def _option_names() -> str:
-    return ", ".join(SpeculationOptions.__dataclass_fields__)

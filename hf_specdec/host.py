@@ -23,8 +23,9 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 from transformers.generation import GenerateDecoderOnlyOutput, logits_process, stopping_criteria
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 # Transformers 5.24 hands caches around as `cache`; older releases say `past_key_values`.
 CACHE_NAME = (
@@ -68,6 +69,8 @@ _PREFIX_ONLY = {
 }
 # Cache layers whose slots can be rearranged row by row.
 _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+# Settings of models whose attention is local in some layers.
+_WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
 # Stopping criteria that judge a row by its own tokens or by the clock, whatever the other rows do.
 _ROWWISE_CRITERIA = {
     stopping_criteria.MaxLengthCriteria,
@@ -187,11 +190,10 @@ def cache_wanted(generation_config: GenerationConfig, cache: Cache) -> bool:
     return bool(generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 
 
-def special_tokens(generation_config: GenerationConfig) -> tuple[frozenset[int], int]:
-    """End-of-sequence ids and the id that fills finished rows (0 where the config names no padding)."""
-    ends = generation_config._eos_token_tensor
+def fill_id(generation_config: GenerationConfig) -> int:
+    """The id that fills finished rows: padding, or 0 where the config names none."""
     pad = generation_config._pad_token_tensor
-    return frozenset(ends.tolist() if ends is not None else ()), int(pad) if pad is not None else 0
+    return 0 if pad is None else int(pad)
 
 
 def is_rowwise(criterion: Any) -> bool:
@@ -279,7 +281,7 @@ def prompt_takes_draft(generation_config: GenerationConfig, kwargs: dict[str, An
     """Whether a draft may ride behind the prompt in the first pass.
 
     Not behind a cache that was handed in, chunks or embeddings, nor with inputs that exist per prompt token;
-    and sliding layers can be rolled back only once they record, which starts after the prompt.
+    and layers that forget can be rolled back only once they record, which starts after the prompt.
     """
     known = {"attention_mask", "position_ids", CACHE_NAME}
     per_token = any(
@@ -292,7 +294,7 @@ def prompt_takes_draft(generation_config: GenerationConfig, kwargs: dict[str, An
         and (positions is None or positions.dim() == 2)
         and generation_config.prefill_chunk_size is None
         and num_slots(kwargs[CACHE_NAME]) == 0
-        and not is_sliding(kwargs[CACHE_NAME])
+        and all(type(layer) in (DynamicLayer, StaticLayer) for layer in kwargs[CACHE_NAME].layers)
     )
 
 
@@ -313,7 +315,13 @@ def behind_prompt(kwargs: dict[str, Any], num_drafted: int) -> dict[str, Any]:
 
 def after_prompt(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the later passes: what does not belong to the prompt alone."""
-    dropped = {"attention_mask", "position_ids", "inputs_embeds", CACHE_NAME}
+    dropped = {
+        "attention_mask",
+        "position_ids",
+        "inputs_embeds",
+        CACHE_NAME,
+        *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
+    }
     return {name: value for name, value in kwargs.items() if name not in dropped}
 
 
@@ -413,14 +421,18 @@ def can_be_ragged(cache: Cache) -> bool:
     return all(type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer) for layer in cache.layers)
 
 
-def is_fixed(cache: Cache) -> bool:
-    """Whether the cache was allocated once and cannot change its shape."""
-    return cache.is_compileable
+def counts_slots(model: Any, cache: Cache) -> bool:
+    """Whether a hole would shift what some layer sees, so that holes must be closed at once.
+
+    A model with local attention masks by slots even on a cache that keeps everything.
+    """
+    config = model.config.get_text_config(decoder=True)
+    return is_sliding(cache) or any(getattr(config, name, None) for name in _WINDOW_SETTINGS)
 
 
 def capacity(cache: Cache) -> int | None:
     """Slots a fixed cache has; `None` for a growing one."""
-    if not is_fixed(cache):
+    if not cache.is_compileable:
         return None
     return min(layer.get_max_length() for layer in cache.layers if layer.get_max_length() > 0)
 
@@ -469,6 +481,14 @@ def stop_recording(cache: Cache) -> None:
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
     """Drops the newest slots of all rows. Zero still trims sliding layers to their window."""
     cache.crop(-num_slots_to_drop)
+
+
+def truncate(cache: Cache, num_slots: int) -> None:
+    """Brings every layer back to `num_slots` slots, also where a pass stopped between two layers."""
+    for layer in _layers(cache):
+        surplus = int(layer.get_seq_length()) - num_slots
+        if surplus > 0:
+            layer.crop(-surplus)
 
 
 def keep_rows(cache: Cache, rows: Tensor) -> None:

@@ -17,9 +17,10 @@ from hf_specdec import accept
 from hf_specdec.accept import Draft, Verdict
 from hf_specdec.noise import RoundNoise
 from hf_specdec.recording import Recorder
+from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stopping import Stopping
-from hf_specdec.verify import Scorer, TargetPass
+from hf_specdec.verify import TargetPass
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Judge:
 
     Attributes:
         do_sample: sample, or take the argmax.
-        rule: "token" or "block"; only used when all positions are judged at once.
+        rule: a name in `accept.RULES`, for judging all positions at once; one by one, it is the token rule.
         scorer: the call's logits processors.
         stopping: the call's stopping criteria.
         recorder: keeps scores for the output dict.
@@ -43,78 +44,94 @@ class Judge:
     def all_at_once(
         self, state: DecodeState, draft: Draft, target_pass: TargetPass, noise: RoundNoise | None
     ) -> Outcome:
-        """Judges all positions of all rows in one go, with a single read of the device."""
+        """Judges all positions of all riding rows in one go, with a single read of the device."""
         state.write(draft.tokens)
         scores = self.scorer.at_all_positions(target_pass.logits, state)  # (A, N + 1, V)
         verdict = self._verdict(draft, scores, noise)
-        # The row's new tokens: its accepted draft, then the target's own.
+        # A row's new tokens: its accepted draft, then the target's own.
         columns = torch.cat([draft.tokens, draft.tokens.new_zeros(len(draft.tokens), 1)], dim=1)
         tokens = columns.scatter(1, verdict.accepted[:, None], verdict.next_tokens[:, None])
         state.write(tokens)
         read = torch.cat([draft.lengths[:, None], verdict.accepted[:, None], tokens], dim=1).tolist()
-        new = [row[: accepted + 1] for _, accepted, *row in read]
-        drafted, accepted = [row[0] for row in read], [row[1] for row in read]
-        return self._cut(state, target_pass, scores, new, drafted, accepted)
+        appended, finished = [], []
+        for place, (row, (_, accepted, *new)) in enumerate(zip(state.rows, read, strict=True)):
+            count, ends = self._cut(state, row, new[: accepted + 1], scores[place])
+            self.recorder.record(row, place, count, target_pass, scores[place])
+            appended.append(new[:count])
+            finished.append(ends)
+        emitted = [len(tokens) for tokens in appended]
+        drafted, kept = [row[0] for row in read], [min(row[1], n) for row, n in zip(read, emitted, strict=True)]
+        return Outcome(appended, emitted, drafted, kept, finished)
 
     def step_by_step(
         self, state: DecodeState, draft: Draft, target_pass: TargetPass, noise: RoundNoise | None
     ) -> Outcome:
         """Judges position after position; the batch goes on while every unfinished row keeps its draft."""
-        finished = list(state.finished)
-        emitted: list[list[int]] = [[] for _ in finished]
-        accepted, counts = [0] * len(finished), [0] * len(finished)
+        columns = _Columns(state)
         for offset in range(draft.width + 1):
-            scores = self.scorer.at_one_position(target_pass.logits[:, offset], state, offset)
-            verdict = self._one_verdict(draft.position(offset), scores, noise, offset)
+            scores = self.scorer.at_one_position(target_pass.logits[:, offset], state, offset)  # (B, V)
+            verdict = self._one_verdict(draft.at(offset), scores, noise, offset)
             drafted, kept, tokens = torch.stack([draft.lengths, *verdict]).tolist()
-            tokens = [state.fill if done else token for token, done in zip(tokens, finished, strict=True)]
+            tokens = columns.filled(tokens)
             state.write(torch.tensor(tokens, device=state.device)[:, None], offset)
-            self.recorder.record_column(state, target_pass, scores, offset)
-            ended = self.stopping.column(state, offset, tokens, self.recorder.columns())
-            goes_on = True
-            for row, token in enumerate(tokens):
-                emitted[row].append(token)
-                if not finished[row]:
-                    counts[row] += 1
-                    accepted[row] += kept[row]
-                    finished[row] = ended[row]
-                    goes_on = goes_on and (ended[row] or kept[row] == 1)
-            if not goes_on or all(finished):
+            for row in state.rows:
+                self.recorder.record_one(row, row, offset, target_pass, scores[row])
+            recorded = self.recorder.columns() if self.stopping.others else None
+            ended = self.stopping.column(state, offset, tokens, recorded)
+            if not columns.append(tokens, kept, ended):
                 break
-        return Outcome(emitted, drafted, accepted, finished, counts)
+        return columns.outcome(drafted)
+
+    def _cut(self, state: DecodeState, row: int, new: list[int], scores: Tensor) -> tuple[int, bool]:
+        """How many of a row's new tokens stay, and whether the row has ended; scores (N + 1, V)."""
+        if state.finished[row]:
+            return 0, True
+        recorded = self.recorder.scores_of(row) if self.stopping.others else None
+        return self.stopping.cut(state, row, new, None if recorded is None else [*recorded, *scores])
 
     def _verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None) -> Verdict:
         if not self.do_sample:
             return accept.greedy(draft, scores)
         assert noise is not None
         coins = noise.coins[:, : draft.width]
-        return accept.sampled(self.rule, draft, scores.softmax(dim=-1), coins, noise.next_tokens)
+        return accept.sampled(self.rule, draft, scores.softmax(dim=-1), coins, noise.final)
 
     def _one_verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None, offset: int) -> Verdict:
         if not self.do_sample:
             return accept.one_greedy_step(draft, scores)
         assert noise is not None
         if offset == noise.coins.shape[1]:  # behind the longest draft there is nothing left to judge
-            return accept.one_step(draft, scores.softmax(dim=-1), noise.next_tokens, noise.next_tokens)
+            return accept.one_step(draft, scores.softmax(dim=-1), noise.final, noise.final)
         return accept.one_step(draft, scores.softmax(dim=-1), noise.coins[:, offset], noise.replacements[:, offset])
 
-    def _cut(
-        self,
-        state: DecodeState,
-        target_pass: TargetPass,
-        scores: Tensor,
-        new: list[list[int]],
-        drafted: list[int],
-        accepted: list[int],
-    ) -> Outcome:
-        """Cuts every row behind its end; rows that had ended before get nothing."""
-        new = [[] if state.finished[row] else tokens for row, tokens in zip(state.rows, new, strict=True)]
-        self.recorder.record(state, target_pass, scores, [len(tokens) for tokens in new])
-        emitted, finished = [], []
-        for row, tokens in zip(state.rows, new, strict=True):
-            count, ended = self.stopping.cut(state, row, tokens, self.recorder.scores_of(row))
-            self.recorder.forget(row, len(tokens) - count)
-            emitted.append(tokens[:count])
-            finished.append(ended)
-        kept = [min(count, len(tokens)) for count, tokens in zip(accepted, emitted, strict=True)]
-        return Outcome(emitted, drafted, kept, finished, [len(tokens) for tokens in emitted])
+
+class _Columns:
+    """The tokens of a lockstep round, column by column."""
+
+    def __init__(self, state: DecodeState):
+        self.fill = state.fill
+        self.finished = list(state.finished)
+        self.appended: list[list[int]] = [[] for _ in self.finished]
+        self.emitted = [0] * len(self.finished)
+        self.accepted = [0] * len(self.finished)
+
+    def filled(self, tokens: list[int]) -> list[int]:
+        """A column in which finished rows hold filling."""
+        return [self.fill if done else token for token, done in zip(tokens, self.finished, strict=True)]
+
+    def append(self, tokens: list[int], kept: list[int], ended: list[bool]) -> bool:
+        """Adds a column; whether another may follow: some row is unfinished, and all such kept their draft."""
+        kept_all = True
+        for row, token in enumerate(tokens):
+            self.appended[row].append(token)
+            if self.finished[row]:
+                continue
+            self.emitted[row] += 1
+            self.accepted[row] += kept[row]
+            self.finished[row] = ended[row]
+            kept_all = kept_all and (ended[row] or bool(kept[row]))
+        return kept_all and not all(self.finished)
+
+    def outcome(self, drafted: list[int]) -> Outcome:
+        """The round's outcome, given how many tokens were drafted for every row."""
+        return Outcome(self.appended, self.emitted, drafted, self.accepted, self.finished)

@@ -11,16 +11,18 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from hf_specdec import host
 from hf_specdec.accept import Draft
+from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters.base import DraftContext, Drafter
 from hf_specdec.judge import Judge
 from hf_specdec.noise import Noise, RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.recording import Recorder
-from hf_specdec.state import CachedModel, DecodeState, Outcome
+from hf_specdec.scorer import Scorer
+from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stats import SpecStats
 from hf_specdec.stopping import Stopping
 from hf_specdec.streaming import Stream
-from hf_specdec.verify import Scorer, TargetPass, verify
+from hf_specdec.verify import TargetPass, run_target
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,13 @@ class SpeculativeLoop:
         config, num_rows = request.config, len(request.input_ids)
         self.do_sample = bool(config.do_sample)
         self.stats = SpecStats(calls=1)
-        self.state = DecodeState(
-            request.input_ids, request.arguments.get("attention_mask"), host.special_tokens(config)[1]
-        )
+        self.state = DecodeState(request.input_ids, request.arguments.get("attention_mask"), host.fill_id(config))
         self.stream = Stream(streamer, self.state)
         self.noise = Noise(options.first_seed(), self.state.device) if self.do_sample else None
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
         self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
         self.recorder = Recorder(config, num_rows)
-        self.judge = Judge(self.do_sample, _rule(options.verification), self.scorer, self.stopping, self.recorder)
+        self.judge = Judge(self.do_sample, options.rule, self.scorer, self.stopping, self.recorder)
         self.in_lockstep = self._needs_lockstep()
         self.returns_cache = host.cache_wanted(config, request.cache)
         self.target = CachedModel(model, request.cache, host.after_prompt(request.arguments), num_rows)
@@ -106,13 +106,14 @@ class SpeculativeLoop:
             noise = self._round_noise(max(limits))
             draft = self._draft(limits, noise)
         with self.stats.phase("prefill" if is_first else "verify"):
-            target_pass = self._prefill(draft) if is_first else verify(self.target, self.state, draft)
+            target_pass = self._prefill(draft) if is_first else run_target(self.target, self.state, draft)
         with self.stats.phase("accept"):
             judge = self.judge.step_by_step if self.in_lockstep else self.judge.all_at_once
             outcome = judge(self.state, draft, target_pass, noise)
         with self.stats.phase("bookkeeping"):
             self._record(outcome)
-            self.target.commit([len(tokens) for tokens in outcome.emitted])
+            # A pass reads [last token, draft], so its first n tokens are the ones that n new tokens follow.
+            self.target.commit([len(tokens) for tokens in outcome.appended])
             self.state.commit(outcome)
             self.session.commit(self.state, outcome)
             self.stream.advance(self.state)
@@ -141,7 +142,7 @@ class SpeculativeLoop:
     def _round_noise(self, width: int) -> RoundNoise | None:
         if self.noise is None:
             return None
-        return self.noise.round(self.state.rows, self.state.row_lengths, width)
+        return self.noise.round(self.state.rows, self.state.num_emitted, width)
 
     def _draft(self, limits: list[int], noise: RoundNoise | None) -> Draft:
         if max(limits) == 0:
@@ -158,11 +159,12 @@ class SpeculativeLoop:
         host.refuse_cache(cache, is_filled=True)
         host.start_recording(cache)
         self.target.start(cache, num_positions, arguments.get("attention_mask"), arguments.get("position_ids"))
+        self.padding = [self.target.num_slots - count for count in self.target.num_tokens]
         return TargetPass(outputs, num_positions, self.state.device)
 
     def _record(self, outcome: Outcome) -> None:
         self.stats.target_passes += 1
-        counts = zip(self.state.rows, outcome.drafted, outcome.accepted, outcome.num_emitted, strict=True)
+        counts = zip(self.state.rows, outcome.drafted, outcome.accepted, outcome.emitted, strict=True)
         for row, drafted, accepted, emitted in counts:
             if not self.state.finished[row]:
                 self.stats.record_row(drafted, accepted, emitted)
@@ -184,16 +186,17 @@ class SpeculativeLoop:
             if any(kept):
                 self.target.read(self.state.last_tokens())
                 self.target.commit(kept)
-            self.target.restore_layout()
+            self.target.restore_layout(self.padding)
         host.stop_recording(self.target.cache)
 
     def _abandon_cache(self) -> None:
         """After an exception: takes unverified tokens out of a cache that its owner may use again."""
         if not self.returns_cache or self.target.num_slots == 0:
             return
-        if self.target.num_provisional:
+        self.target.forget_interrupted_pass()
+        if self.target.has_provisional:
             self.target.commit([0 if self.state.finished[row] else 1 for row in self.state.rows])
-        self.target.restore_layout()
+        self.target.restore_layout(self.padding)
         host.stop_recording(self.target.cache)
 
     def _output(self) -> Any:
@@ -204,7 +207,3 @@ class SpeculativeLoop:
         output = host.decoder_output(sequences=self.state.output(), cache=self.target.cache, **self.recorder.output())
         output.stats = self.stats
         return output
-
-
-def _rule(verification: str | None) -> str:
-    return "token" if verification == "token" else "block"

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-VERIFICATIONS = ("auto", "token", "block")
+from hf_specdec.accept import RULES
+
+# "auto" is block verification.
+VERIFICATIONS = {"auto": "block"} | {name: name for name in RULES}
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class SpeculationOptions:
         if "generator" in given:
             given.setdefault("seed", None)
         return replace(self, **given)
+
+    @property
+    def rule(self) -> str:
+        """The acceptance rule's name in `accept.RULES`."""
+        return VERIFICATIONS[self.verification or "auto"]
 
     def first_seed(self) -> int:
         """The seed of the call's random numbers."""

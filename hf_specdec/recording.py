@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from hf_specdec.state import DecodeState
 from hf_specdec.verify import TargetPass
 
 Layers = tuple[Tensor, ...]
@@ -30,24 +29,21 @@ class Recorder:
         self.states = _rows(num_rows, wanted and generation_config.output_hidden_states)
         self.prompt_states: Layers | None = None
 
-    def record(self, state: DecodeState, target_pass: TargetPass, scores: Tensor, counts: list[int]) -> None:
-        """Keeps the first `counts[i]` positions of every riding row's pass."""
-        self._record_prompt(target_pass)
-        for place, (row, count) in enumerate(zip(state.rows, counts, strict=True)):
-            for position in range(count):
-                self._record(row, place, position, target_pass, scores[place, position])
+    def record(self, row: int, place: int, count: int, target_pass: TargetPass, scores: Tensor) -> None:
+        """Keeps the first `count` positions of a row, which rode at `place` in the pass; scores (N + 1, V)."""
+        for position in range(count):
+            self.record_one(row, place, position, target_pass, scores[position])
 
-    def record_column(self, state: DecodeState, target_pass: TargetPass, scores: Tensor, position: int) -> None:
-        """Keeps one position of all rows; scores have shape (B, V)."""
-        self._record_prompt(target_pass)
-        for place, row in enumerate(state.rows):
-            self._record(row, place, position, target_pass, scores[place])
-
-    def forget(self, row: int, count: int) -> None:
-        """Drops a row's last `count` entries: tokens cut off behind its end."""
-        for recorded in (self.scores, self.logits, self.states):
-            if recorded is not None and count:
-                del recorded[row][-count:]
+    def record_one(self, row: int, place: int, position: int, target_pass: TargetPass, scores: Tensor) -> None:
+        """Keeps one position of a row; scores (V,). What is kept is copied out of the pass's large tensors."""
+        if self.scores is not None:
+            self.scores[row].append(scores.clone())
+        if self.logits is not None:
+            self.logits[row].append(target_pass.logits[place, position].clone())
+        if self.states is not None:
+            self.states[row].append(tuple(layer[place, position].clone() for layer in target_pass.hidden_states))
+            if self.prompt_states is None:
+                self.prompt_states = target_pass.prompt_hidden_states
 
     def scores_of(self, row: int) -> list[Tensor] | None:
         """A row's scores so far, one (V,) tensor a token; `None` if they are not recorded."""
@@ -64,18 +60,6 @@ class Recorder:
             "logits": None if self.logits is None else _aligned(self.logits),
             "hidden_states": self._hidden_states(),
         }
-
-    def _record(self, row: int, place: int, position: int, target_pass: TargetPass, scores: Tensor) -> None:
-        if self.scores is not None:
-            self.scores[row].append(scores)
-        if self.logits is not None:
-            self.logits[row].append(target_pass.logits[place, position])
-        if self.states is not None:
-            self.states[row].append(tuple(layer[place, position] for layer in target_pass.hidden_states))
-
-    def _record_prompt(self, target_pass: TargetPass) -> None:
-        if self.states is not None and self.prompt_states is None:
-            self.prompt_states = target_pass.prompt_hidden_states
 
     def _hidden_states(self) -> tuple[Layers, ...] | None:
         """The first step holds the whole prompt (B, P, H) a layer, every later one (B, 1, H)."""

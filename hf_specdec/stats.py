@@ -33,7 +33,7 @@ class SpecStats:
         calls: `generate` calls.
         target_passes: forward passes of the target, each over all unfinished rows.
         drafted_at: rounds that drafted a token at position i (from 0).
-        tested_at: of those, the rounds in which all earlier positions were accepted.
+        tested_at: of those, the rounds in which all earlier positions were accepted and this one was judged.
         accepted_at: rounds in which positions 0..i were accepted in a row.
         seconds: wall-clock time by phase: prefill (the first pass), draft, verify (the other target
             passes), accept (processors, the rule and the round's one read of the device), bookkeeping.
@@ -64,7 +64,8 @@ class SpecStats:
             counts.extend([0] * missing)
         for position in range(drafted):
             self.drafted_at[position] += 1
-            self.tested_at[position] += position <= accepted
+            # Every emitted token was judged; behind the last one nothing was (an end, or a cut in lockstep).
+            self.tested_at[position] += position < emitted
             self.accepted_at[position] += position < accepted
 
     @contextmanager
@@ -103,7 +104,10 @@ class SpecStats:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Draft and verify seconds per emitted token; the prompt's own pass is left out."""
+        """Draft and verify seconds per emitted token; the prompt's own pass is left out.
+
+        On an accelerator, whose queue is waited for in `accept`, add those seconds for the time of the passes.
+        """
         return _ratio(self.seconds["draft"] + self.seconds["verify"], self.emitted)
 
     def merge(self, other: SpecStats) -> None:

@@ -25,7 +25,7 @@ class Stopping:
     def __init__(self, criteria: StoppingCriteriaList):
         self.max_length = host.longest_allowed(criteria)
         self.end_ids = host.end_ids(criteria)
-        self.called = StoppingCriteriaList(c for c in criteria if not host.is_length_or_end(c))
+        self.others = StoppingCriteriaList(c for c in criteria if not host.is_length_or_end(c))
         self.is_rowwise = all(host.is_rowwise(criterion) for criterion in criteria)
 
     def cut(self, state: DecodeState, row: int, tokens: list[int], scores: list[Tensor] | None) -> tuple[int, bool]:
@@ -39,7 +39,7 @@ class Stopping:
         """
         for count, token in enumerate(tokens, start=1):
             length = state.lengths[row] + count
-            told = self._called(state, row, length, scores)  # asked after every token, as in plain
+            told = self._told_to_stop(state, row, length, scores)  # asked after every token, as in plain
             if told or token in self.end_ids or length >= self.max_length:
                 return count, True
         return len(tokens), False
@@ -57,13 +57,13 @@ class Stopping:
         """
         length = state.lengths[state.rows[0]] + offset + 1
         ended = [token in self.end_ids or length >= self.max_length for token in tokens]
-        if self.called:
-            told = self.called(state.prefixes(length, state.row_index), scores)
+        if self.others:
+            told = self.others(state.prefixes(length, state.row_index), scores)
             ended = [a or b for a, b in zip(ended, told.tolist(), strict=True)]
         return ended
 
-    def _called(self, state: DecodeState, row: int, length: int, scores: list[Tensor] | None) -> bool:
-        if not self.called:
+    def _told_to_stop(self, state: DecodeState, row: int, length: int, scores: list[Tensor] | None) -> bool:
+        if not self.others:
             return False
         seen = None if scores is None else tuple(s[None] for s in scores[: length - state.prompt_length])
-        return bool(self.called(state.sequences[row : row + 1, :length], seen).item())
+        return bool(self.others(state.sequences[row : row + 1, :length], seen).item())

@@ -17,8 +17,8 @@ from transformers import (
 
 from hf_specdec import accept
 from hf_specdec.accept import Draft
+from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState
-from hf_specdec.verify import Scorer
 from tests.reference import joint_law, rule_law
 
 EXACT = 1e-12

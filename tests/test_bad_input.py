@@ -496,3 +496,27 @@ def test_a_target_may_be_longer_than_its_config_says(target):
     plain = model.generate(ids, assistant=False, **given)
     for assistant in (DraftModel(jittered(model)), PromptLookup()):
         assert torch.equal(model.generate(ids, assistant=assistant, **given), plain)
+
+
+def test_a_bias_works_with_differently_padded_heads():
+    target, drafter = hf_specdec.enable(tiny(vocab=64)), tiny(seed=5, vocab=60)
+    tokenizer = trained_tokenizer_of(60)
+    assistant = DraftModel(drafter, tokenizer=tokenizer, target_tokenizer=tokenizer)
+    ids = torch.tensor([[5, 6, 7, 5, 6]])
+    kwargs = {"max_new_tokens": 15, "eos_token_id": None, "sequence_bias": [[[7], 2.0], [[5, 6], -3.0]]}
+    assert torch.equal(target.generate(ids, **kwargs), target.generate(ids, assistant=assistant, **kwargs))
+    target.generate(ids, assistant=assistant, do_sample=True, seed=0, **kwargs)
+
+
+def trained_tokenizer_of(size):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(size)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
+
+
+def test_a_misspelt_option_is_an_error_for_a_default_assistant_too():
+    target = hf_specdec.enable(tiny(), assistant="ngram")
+    with pytest.raises(ValueError, match="num_draft_tokens=0"):
+        target.generate(torch.tensor([[5, 6]]), num_draft_tokens=0)

@@ -12,8 +12,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 import hf_specdec.drafters as registry
 from hf_specdec.drafters import DraftContext, Drafter, DraftModel, PromptLookup
 from hf_specdec.noise import Noise
+from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
-from hf_specdec.verify import Scorer
 from tests.models import jittered, prompts, tiny
 
 DRAFTERS = {
@@ -45,17 +45,14 @@ class Bench:
         self.session = self.drafter.start(DraftContext(self.target, do_sample, scorer), self.state)
 
     def propose(self, limits):
-        noise = self.noise and self.noise.round(self.state.rows, self.state.row_lengths, max(limits))
+        noise = self.noise and self.noise.round(self.state.rows, self.state.num_emitted, max(limits))
         return self.session.propose(self.state, limits, noise)
 
     def accept(self, draft, counts, next_token=5):
-        emitted = [[*draft.tokens[place, :count].tolist(), next_token] for place, count in enumerate(counts)]
-        for place, tokens in enumerate(emitted):
-            row = self.state.rows[place]
-            columns = torch.arange(len(tokens)) + self.state.lengths[row]
-            self.state._reserve(int(columns[-1]) + 1)
-            self.state.sequences[row, columns] = torch.tensor(tokens)
-        outcome = Outcome(emitted, draft.lengths.tolist(), counts, [False] * len(counts), [len(t) for t in emitted])
+        appended = [[*draft.tokens[place, :count].tolist(), next_token] for place, count in enumerate(counts)]
+        self.state.append(appended)
+        emitted, finished = [len(tokens) for tokens in appended], [False] * len(counts)
+        outcome = Outcome(appended, emitted, draft.lengths.tolist(), counts, finished)
         self.state.commit(outcome)
         self.session.commit(self.state, outcome)
 
@@ -92,7 +89,7 @@ def test_a_session_in_the_middle_drafts_like_a_fresh_one(drafter_class, do_sampl
         fresh.state = DecodeState(torch.tensor([bench.state.tokens[row]]), None, fill=0)
         scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if do_sample else []))
         fresh.session = fresh.drafter.start(DraftContext(fresh.target, do_sample, scorer), fresh.state)
-        noise = bench.noise and bench.noise.round([row], [bench.state.lengths[row]], 4)
+        noise = bench.noise and bench.noise.round([row], [bench.state.lengths[row] - bench.state.prompt_length], 4)
         alone = fresh.session.propose(fresh.state, [4], noise)
         length = int(here.lengths[place])
         assert length == int(alone.lengths[0])

@@ -123,9 +123,9 @@ def test_the_harness_rejects_a_coin_that_drew_the_draft(target, monkeypatch):
     from hf_specdec import loop
 
     class Shared(loop.Noise):
-        def round(self, rows, positions, width):
-            noise = super().round(rows, positions, width)
-            return type(noise)(noise.next_tokens, noise.draws, noise.draws, noise.replacements)
+        def round(self, *args):
+            noise = super().round(*args)
+            return type(noise)(noise.final, noise.draws, noise.draws, noise.replacements)
 
     monkeypatch.setattr(loop, "Noise", Shared)
     samples = first_tokens(target, 20, 250, assistant=DRAFTERS["draft-model"](), verification="token")

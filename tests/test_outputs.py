@@ -406,3 +406,59 @@ def test_an_exception_leaves_no_unverified_token_in_a_users_cache(family, num_ro
     again = target.generate(text, assistant=False, **(kwargs | more | {host.CACHE_NAME: cache}))
     fresh = target.generate(text, assistant=False, **(kwargs | more))
     assert torch.equal(again, fresh)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_padded_static_cache_is_returned_as_plain_leaves_it(num_rows):
+    target = hf_specdec.enable(tiny())
+    ids, mask = prompts(3)
+    ids, mask = ids[-num_rows:], mask[-num_rows:]
+    assert mask.min() == 0
+    kwargs = {"attention_mask": mask, "max_new_tokens": 15, "eos_token_id": None, "pad_token_id": 0}
+    kwargs |= {"cache_implementation": "static", "return_dict_in_generate": True}
+    plain = target.generate(ids, assistant=False, **kwargs)
+    ours = target.generate(ids, assistant=jittered(target), **kwargs)
+    assert torch.equal(plain.sequences, ours.sequences)
+    length = ids.shape[1] + 14
+    for there, here in zip(plain[host.CACHE_NAME].layers, ours[host.CACHE_NAME].layers, strict=True):
+        assert int(here.get_seq_length()) == int(there.get_seq_length()) == length
+        shown = mask.bool().repeat_interleave(1, 0)
+        first = (~shown).sum(1)
+        for row in range(num_rows):
+            assert torch.allclose(here.keys[row, :, first[row] : length], there.keys[row, :, first[row] : length])
+
+
+@pytest.mark.parametrize("family", ["mistral8", "gemma3"])
+def test_a_users_cache_without_a_config_keeps_windows_right_in_a_batch(family):
+    target = hf_specdec.enable(tiny(family))
+    ids, mask = prompts(3)
+    kwargs = {"attention_mask": mask, "max_new_tokens": 30, "eos_token_id": None, "pad_token_id": 0}
+    plain = target.generate(ids, assistant=False, **(kwargs | {host.CACHE_NAME: DynamicCache()}))
+    for assistant in (jittered(target), PromptLookup(1, 3)):
+        ours = target.generate(ids, assistant=assistant, **(kwargs | {host.CACHE_NAME: DynamicCache()}))
+        assert torch.equal(plain, ours)
+
+
+def test_an_interrupt_inside_a_pass_leaves_a_users_cache_whole():
+    target = hf_specdec.enable(tiny())
+    ids, _ = prompts(1)
+    cache = DynamicCache(config=target.config)
+    passes = []
+
+    def interrupt(*_):
+        passes.append(1)
+        if len(passes) == 4:
+            raise KeyboardInterrupt
+
+    hook = target.model.layers[1].mlp.register_forward_pre_hook(interrupt)
+    kwargs = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
+    with pytest.raises(KeyboardInterrupt):
+        target.generate(ids, assistant="ngram", **(kwargs | {host.CACHE_NAME: cache}))
+    hook.remove()
+    text = target.generate(ids, assistant=False, **kwargs)
+    assert {layer.get_seq_length() for layer in cache.layers} == {cache.get_seq_length()}
+    more = kwargs | {"max_new_tokens": 5, host.CACHE_NAME: cache}
+    assert torch.equal(
+        target.generate(text, assistant=False, **more),
+        target.generate(text, assistant=False, **(kwargs | {"max_new_tokens": 5})),
+    )

@@ -11,10 +11,10 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["options", "accept", "noise", "stats", "vocabulary"],
+    ["accept", "options", "noise", "stats", "vocabulary"],
     ["host"],
-    ["state"],
-    ["verify"],
+    ["state", "cached_model"],
+    ["verify", "scorer"],
     ["stopping", "streaming", "recording"],
     ["judge"],
     ["drafters.base", "drafters.prompt_lookup", "drafters.draft_model", "drafters"],

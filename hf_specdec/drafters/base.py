@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from hf_specdec.accept import Draft
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
+from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stats import SharedStats
-from hf_specdec.verify import Scorer
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import host
 from hf_specdec.accept import Draft, sample
+from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
-from hf_specdec.state import CachedModel, DecodeState, Outcome
-from hf_specdec.verify import Scorer
+from hf_specdec.scorer import Scorer
+from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, differing_tokens
 
 
@@ -55,6 +56,7 @@ class DraftModel(Drafter):
         self.model = model
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
+        self._agrees_with: PreTrainedTokenizerBase | None = None  # the tokenizer it was last compared with
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Raises `ValueError` if the two models score different vocabularies or sit on different devices."""
@@ -65,7 +67,9 @@ class DraftModel(Drafter):
             )
         theirs = self.target_tokenizer or tokenizer
         if self.tokenizer is not None and theirs is not None:
-            _refuse_other_tokenizer(self.tokenizer, theirs)
+            if theirs is not self._agrees_with:
+                _refuse_other_tokenizer(self.tokenizer, theirs)
+            self._agrees_with = theirs
         elif host.vocabulary_size(self.model) != host.vocabulary_size(target):
             raise ValueError(
                 f"The drafter scores {host.vocabulary_size(self.model)} ids and the target "
@@ -90,37 +94,34 @@ class _DraftModelSession(DraftSession):
     """
 
     def __init__(self, drafter: DraftModel, context: DraftContext, state: DecodeState):
-        model = drafter.model
-        self.context_length = host.max_positions(model) or 2**62
-        self.reader = CachedModel(
-            model,
-            host.new_cache(model),
-            host.draft_arguments(model),
-            num_rows=len(state.rows),
-            position_limit=host.max_positions(model),
-        )
+        model, limit = drafter.model, host.max_positions(drafter.model)
+        cache = host.new_cache(model)
+        host.refuse_cache(cache, is_filled=False)
+        if len(state.rows) > 1 and not host.can_be_ragged(cache):
+            raise ValueError(f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged.")
+        self.reader = CachedModel(model, cache, host.draft_arguments(model), len(state.rows), position_limit=limit)
+        self.context_length = limit or 2**62
         self.is_greedy = not context.do_sample or context.draft_temperature == 0
-        self.scorer = _draft_scorer(drafter, context)
+        self.scorer = _draft_scorer(context)
+        self.vocabulary = _SharedVocabulary(drafter, context.target)
         self.num_embeddings = host.num_embeddings(model)
-        self.target_vocabulary = host.vocabulary_size(context.target)
-        self.pending: list[int] = []  # tokens of every row that the round's first pass read
-        self.width = 0  # tokens drafted in the round
+        self.num_drafted = 0  # in this round
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
         lengths = [len(state.tokens[row]) for row in state.rows]
         limits = [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
-        self.width = max(limits)
-        if self.width == 0:
+        self.num_drafted = max(limits)
+        if self.num_drafted == 0:
             return Draft.empty(len(limits), state.device)
         logits = self._read_pending(state)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
-        for step in range(self.width):
+        for step in range(self.num_drafted):
             token, law = self._draw(logits, state, step, noise)
             tokens.append(token)
             if law is not None:
                 laws.append(law)
-            if step + 1 < self.width:
+            if step + 1 < self.num_drafted:
                 logits = self.reader.read(token[:, None]).logits[:, -1]
         return Draft(
             tokens=torch.stack(tokens, dim=1),
@@ -129,16 +130,15 @@ class _DraftModelSession(DraftSession):
         )
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
-        if self.reader.num_provisional == 0:
+        if not self.reader.has_provisional:  # no row drafted in this round
             return
         # The model has read all but the last drafted token. Every row re-reads as many tokens as the row
         # that needs most, so that pending tokens form a block without holes.
-        emitted = [len(tokens) for tokens in outcome.emitted]
-        still_valid = [min(accepted, self.width - 1) for accepted in outcome.accepted]
-        pending = max(new - valid for new, valid in zip(emitted, still_valid, strict=True))
-        block = max(self.pending)
-        kept = [max(block + new - pending, block - own) for new, own in zip(emitted, self.pending, strict=True)]
-        self.reader.commit(kept)
+        still_valid = [min(accepted, self.num_drafted - 1) for accepted in outcome.accepted]
+        num_pending = max(len(new) - valid for new, valid in zip(outcome.appended, still_valid, strict=True))
+        lengths = [len(state.tokens[row]) for row in state.rows]
+        committed = self.reader.num_committed
+        self.reader.commit([max(0, n - num_pending - done) for n, done in zip(lengths, committed, strict=True)])
 
     def keep_rows(self, places: list[int]) -> None:
         self.reader.keep_rows(places)
@@ -146,44 +146,51 @@ class _DraftModelSession(DraftSession):
     def _read_pending(self, state: DecodeState) -> Tensor:
         """Reads what the model has not seen of every row; the logits of the last token, (A, V)."""
         rows = [state.tokens[row][seen:] for row, seen in zip(state.rows, self.reader.num_tokens, strict=True)]
-        self.pending = [len(row) for row in rows]
-        padded = [[0] * (max(self.pending) - len(row)) + row for row in rows]
+        widths = [len(row) for row in rows]
+        padded = [[0] * (max(widths) - len(row)) + row for row in rows]
         # Ids behind the drafter's own vocabulary (a padded target may emit them) are read as its last one.
         tokens = torch.tensor(padded, device=state.device).clamp(max=self.num_embeddings - 1)
-        return self.reader.read(tokens, widths=self.pending).logits[:, -1]
+        return self.reader.read(tokens, widths=widths).logits[:, -1]
 
     def _draw(
         self, logits: Tensor, state: DecodeState, step: int, noise: RoundNoise | None
     ) -> tuple[Tensor, Tensor | None]:
         """The next drafted token of every row and, when sampling, the law it was drawn from."""
-        scores = self.scorer.at_all_positions(logits[:, None].float(), state, first=step)[:, 0]
+        logits = self.vocabulary.of_target(logits.float())
+        scores = self.scorer.at_all_positions(logits[:, None], state, first=step)[:, 0]
         if self.is_greedy:
             token, law = scores.argmax(dim=-1), None
         else:
             assert noise is not None
-            law = _fit(scores.softmax(dim=-1), self.target_vocabulary)
+            law = scores.softmax(dim=-1)
             token = sample(law, noise.draws[:, step])
         state.write(token[:, None], offset=step)
         return token, law
 
 
-def _draft_scorer(drafter: DraftModel, context: DraftContext) -> Scorer:
-    """The call's processors, at the draft's own temperature and within the shared vocabulary."""
-    processors = context.scorer.processors
+class _SharedVocabulary:
+    """Brings the drafter's logits to the target's ids; only ids that both know can be drafted."""
+
+    def __init__(self, drafter: DraftModel, target: PreTrainedModel):
+        own, self.size = host.vocabulary_size(drafter.model), host.vocabulary_size(target)
+        shared = min(own, self.size, len(drafter.tokenizer) if drafter.tokenizer is not None else own)
+        self.restrict = DraftVocabularyLogitsProcessor.below(shared) if shared < own else None
+
+    def of_target(self, logits: Tensor) -> Tensor:
+        """Logits (A, V of the drafter) -> (A, V of the target)."""
+        if self.restrict is not None:
+            logits = self.restrict(torch.empty(0), logits)
+        missing = self.size - logits.shape[-1]
+        return (
+            torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, : self.size]
+        )
+
+
+def _draft_scorer(context: DraftContext) -> Scorer:
+    """The call's processors at the draft's own temperature."""
     if context.do_sample and context.draft_temperature:
-        processors = host.with_temperature(processors, context.draft_temperature)
-    shared = min(host.vocabulary_size(drafter.model), host.vocabulary_size(context.target))
-    if drafter.tokenizer is not None:
-        shared = min(shared, len(drafter.tokenizer))
-    if shared < host.vocabulary_size(drafter.model):
-        processors = LogitsProcessorList([DraftVocabularyLogitsProcessor.below(shared), *processors])
-    return Scorer(processors)
-
-
-def _fit(law: Tensor, size: int) -> Tensor:
-    """The law over the target's vocabulary: ids outside the shared ones have no mass."""
-    missing = size - law.shape[-1]
-    return torch.nn.functional.pad(law, (0, missing)) if missing > 0 else law[..., :size]
+        return Scorer(host.with_temperature(context.scorer.processors, context.draft_temperature))
+    return context.scorer
 
 
 def _refuse_other_tokenizer(drafter: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:

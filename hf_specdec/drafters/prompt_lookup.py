@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-
 from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
@@ -72,20 +70,10 @@ class _LookupSession(DraftSession):
             index.propose(state.tokens[row], limit)
             for index, row, limit in zip(self.indexes, state.rows, limits, strict=True)
         ]
-        return chain_of_copies(drafts, state.device)
+        return Draft.of_copies(drafts, state.device)
 
     def keep_rows(self, places: list[int]) -> None:
         self.indexes = [self.indexes[place] for place in places]
-
-
-def chain_of_copies(drafts: list[list[int]], device: torch.device) -> Draft:
-    """A point-mass draft from one token list a row, padded to the longest."""
-    width = max(map(len, drafts))
-    tokens = [draft + [0] * (width - len(draft)) for draft in drafts]
-    return Draft(
-        tokens=torch.tensor(tokens, dtype=torch.long, device=device).view(len(drafts), width),
-        lengths=torch.tensor([len(draft) for draft in drafts], device=device),
-    )
 
 
 class NgramIndex:
