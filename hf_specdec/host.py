@@ -71,6 +71,8 @@ _PREFIX_ONLY = {
 _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # Settings of models whose attention is local in some layers.
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
+# Of these, the ones that read which tokens a prefix holds, not in which order or how often.
+_TOKEN_SET = {logits_process.RepetitionPenaltyLogitsProcessor}
 # Stopping criteria that judge a row by its own tokens or by the clock, whatever the other rows do.
 _ROWWISE_CRITERIA = {
     stopping_criteria.MaxLengthCriteria,
@@ -243,6 +245,11 @@ def stop_string_criterion(stop_strings: str | list[str], tokenizer: Any) -> Any:
 def reads_scores_only(processor: LogitsProcessor) -> bool:
     """Whether a processor is known to look at nothing but the scores (ours say so themselves)."""
     return type(processor) in _SCORES_ONLY or getattr(processor, "reads_scores_only", False)
+
+
+def reads_token_set(processor: LogitsProcessor) -> bool:
+    """Whether a processor is known to read a prefix as a set of tokens, so that repeating one changes nothing."""
+    return type(processor) in _TOKEN_SET
 
 
 def is_stateless(processor: LogitsProcessor) -> bool:

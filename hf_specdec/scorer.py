@@ -47,6 +47,8 @@ class Scorer:
                 flat = scores.flatten(0, 1)
                 unread_ids: Any = state.sequences.new_zeros(len(flat), 1)
                 scores = processor(unread_ids, flat).view_as(scores)
+            elif host.reads_token_set(processor) and min(state.row_lengths) + first > 0:
+                scores = self._by_token_set(processor, scores, state, first)
             else:
                 scores = self._by_prefix(processor, scores, state, first)
         return scores
@@ -57,6 +59,17 @@ class Scorer:
         assert len(state.rows) == state.num_rows
         prefixes: Any = state.prefixes(length, state.row_index)
         return self.processors(prefixes, logits)
+
+    def _by_token_set(self, processor: Any, scores: Tensor, state: DecodeState, first: int) -> Tensor:
+        """One call for all positions: shorter prefixes are filled up with their own last token."""
+        num_positions = scores.shape[1]
+        own = torch.tensor(state.row_lengths, device=state.device)[:, None] + first
+        lengths = (own + torch.arange(num_positions, device=state.device)).flatten()[:, None]  # (A * K, 1)
+        rows = state.row_index.repeat_interleave(num_positions)
+        ids = state.prefixes(max(state.row_lengths) + first + num_positions - 1, rows)
+        inside = torch.arange(ids.shape[1], device=state.device) < lengths
+        ids = torch.where(inside, ids, ids.gather(1, (lengths - 1).clamp(min=0)))
+        return host.for_rows(processor, rows)(ids, scores.flatten(0, 1)).view_as(scores)
 
     def _by_prefix(self, processor: Any, scores: Tensor, state: DecodeState, first: int) -> Tensor:
         """One call for all positions whose prefixes have the same length."""

@@ -140,13 +140,14 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> dict[str
     """
     questions = read_questions(Path(options.questions), options.categories, options.limit)
     bench = Bench(options)
+    described = environment(bench.model)  # before the run: files may change while it lasts
     batches = bench.measure(questions, console)
     is_greedy = options.temperature == 0
     variants = {name: summary(batches, name, is_greedy) for name in options.names}
     for name in options.names[1:] if is_greedy else ():
         variants[name]["differences"] = [found for batch in batches for found in bench.differences(batch, name)]
     document = {
-        "environment": environment(bench.model),
+        "environment": described,
         "options": asdict(options),
         "variants": variants,
         "batches": [_batch_entry(batch) for batch in batches],
