@@ -23,8 +23,13 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
-from transformers.generation import GenerateDecoderOnlyOutput, logits_process, stopping_criteria
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+    logits_process,
+    stopping_criteria,
+)
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 # Transformers 5.24 hands caches around as `cache`; older releases say `past_key_values`.
@@ -86,8 +91,8 @@ _ROWWISE_CRITERIA = {
 
 
 def accepts_position_ids(model: Any) -> bool:
-    """Whether every row can be given positions of its own."""
-    return "position_ids" in inspect.signature(model.forward).parameters
+    """Whether every row can be given positions of its own (of encoder-decoder models, few take any)."""
+    return not model.config.is_encoder_decoder and "position_ids" in inspect.signature(model.forward).parameters
 
 
 def max_positions(model: Any) -> int | None:
@@ -112,12 +117,7 @@ def refuse_model(model: Any) -> None:
     """Raises `ValueError` for a model whose decoding cannot be verified."""
     name = type(model).__name__
     if not (isinstance(model, PreTrainedModel) and model.can_generate()):
-        raise ValueError(f"{name} cannot generate text; speculative decoding needs a causal language model.")
-    if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"{name} is an encoder-decoder model; speculative decoding serves decoder-only models. "
-            "Call generate() with assistant=False."
-        )
+        raise ValueError(f"{name} cannot generate text; speculative decoding needs a model with a language-model head.")
     if model._is_stateful:
         raise ValueError(
             f"{name} keeps a recurrent state, which cannot be rolled back after a refused draft. "
@@ -175,11 +175,12 @@ def refuse_settings(read: Callable[[str], Any]) -> None:
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
         if read(name):
             raise ValueError(f"{name}={read(name)!r} selects a decoding method that takes no assistant. Leave it out.")
-    if read("output_attentions") and read("return_dict_in_generate"):
-        raise ValueError(
-            "output_attentions=True: a draft's attention maps have no place in plain generate's output. "
-            "Leave it out, or set assistant=False for this call."
-        )
+    for name in ("use_mtp", "speculation_type", "assistant_early_exit"):
+        if read(name):
+            raise ValueError(
+                f"{name}={read(name)!r} starts the host's own speculative decoding, and assistant= was given too. "
+                "Pass one of the two."
+            )
     if read("prompt_lookup_num_tokens"):
         raise ValueError(
             f"prompt_lookup_num_tokens={read('prompt_lookup_num_tokens')} starts the host's own prompt lookup, and "
@@ -284,13 +285,18 @@ def prefill(model: Any, input_ids: Tensor, generation_config: GenerationConfig, 
     return model._prefill(input_ids, generation_config, kwargs)
 
 
+def decoder_mask(model: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """The mask over the tokens that are being generated; an encoder's own mask is another one."""
+    return kwargs.get(_mask_name(model))
+
+
 def prompt_takes_draft(generation_config: GenerationConfig, kwargs: dict[str, Any], tokens_given: Tensor) -> bool:
     """Whether a draft may ride behind the prompt in the first pass.
 
     Not behind a cache that was handed in, chunks or embeddings, nor with inputs that exist per prompt token;
     and layers that forget can be rolled back only once they record, which starts after the prompt.
     """
-    known = {"attention_mask", "position_ids", CACHE_NAME}
+    known = {"attention_mask", "decoder_attention_mask", "position_ids", CACHE_NAME}
     per_token = any(
         isinstance(value, Tensor) and value.dim() > 1 and name not in known for name, value in kwargs.items()
     )
@@ -301,34 +307,29 @@ def prompt_takes_draft(generation_config: GenerationConfig, kwargs: dict[str, An
         and (positions is None or positions.dim() == 2)
         and generation_config.prefill_chunk_size is None
         and num_slots(kwargs[CACHE_NAME]) == 0
-        and all(type(layer) in (DynamicLayer, StaticLayer) for layer in kwargs[CACHE_NAME].layers)
+        and all(type(layer) in (DynamicLayer, StaticLayer) for layer in _own(kwargs[CACHE_NAME]).layers)
     )
 
 
-def behind_prompt(kwargs: dict[str, Any], num_drafted: int) -> dict[str, Any]:
+def behind_prompt(model: Any, kwargs: dict[str, Any], num_drafted: int) -> dict[str, Any]:
     """Arguments of the prompt's pass when `num_drafted` tokens ride behind the prompt."""
     arguments = dict(kwargs)
     if "logits_to_keep" in arguments:
         arguments["logits_to_keep"] = num_drafted + 1
     if num_drafted == 0:
         return arguments
-    if (mask := arguments.get("attention_mask")) is not None:
-        arguments["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), num_drafted)], dim=1)
+    if (mask := decoder_mask(model, arguments)) is not None:
+        arguments[_mask_name(model)] = torch.cat([mask, mask.new_ones(len(mask), num_drafted)], dim=1)
     if (positions := arguments.get("position_ids")) is not None:
         ahead = torch.arange(1, num_drafted + 1, device=positions.device)
         arguments["position_ids"] = torch.cat([positions, positions[..., -1:] + ahead], dim=-1)
     return arguments
 
 
-def after_prompt(kwargs: dict[str, Any]) -> dict[str, Any]:
+def after_prompt(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the later passes: what does not belong to the prompt alone."""
-    dropped = {
-        "attention_mask",
-        "position_ids",
-        "inputs_embeds",
-        CACHE_NAME,
-        *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
-    }
+    own = {_mask_name(model), "position_ids", "inputs_embeds", CACHE_NAME}
+    dropped = own.union(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
     return {name: value for name, value in kwargs.items() if name not in dropped}
 
 
@@ -344,7 +345,7 @@ def forward(
     """One pass after the prompt.
 
     Args:
-        model: any decoder-only model.
+        model: any model with a language-model head.
         tokens: new tokens, shape (B, W).
         cache: what the model has read so far.
         mask: over cached slots and new tokens, shape (B, S + W); `None` where nothing is masked.
@@ -354,7 +355,7 @@ def forward(
     """
     arguments = dict(kwargs)
     if mask is not None:
-        arguments["attention_mask"] = mask
+        arguments[_mask_name(model)] = mask
     if position_ids is not None:
         arguments["position_ids"] = position_ids
     if "logits_to_keep" in arguments:
@@ -367,6 +368,10 @@ def forward(
     arguments[CACHE_NAME] = cache
     inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
     return model(**inputs, return_dict=True)
+
+
+def _mask_name(model: Any) -> str:
+    return "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
 
 
 def draft_arguments(model: Any) -> dict[str, Any]:
@@ -382,10 +387,34 @@ def cache_of(outputs: Any) -> Cache:
     return outputs[CACHE_NAME]
 
 
-def decoder_output(**values: Any) -> GenerateDecoderOnlyOutput:
-    """What plain `generate` returns with `return_dict_in_generate=True`; `cache` under the host's name."""
-    values[CACHE_NAME] = values.pop("cache")
-    return GenerateDecoderOnlyOutput(**values)
+def hidden_states_of(outputs: Any) -> tuple[Tensor, ...] | None:
+    """The decoder's hidden states of a pass, if it was asked for them."""
+    states = outputs.get("decoder_hidden_states")
+    return outputs.get("hidden_states") if states is None else states
+
+
+def windows(cache: Cache) -> list[int | None]:
+    """For every layer, how many keys a single query of plain decoding sees at most; `None` without a limit."""
+    return [getattr(layer, "sliding_window", None) for layer in _own(cache).layers]
+
+
+def output_dict(model: Any, kwargs: dict[str, Any], cache: Any, hidden_states: Any, **values: Any) -> Any:
+    """What plain `generate` returns with `return_dict_in_generate=True`.
+
+    Args:
+        model: the target.
+        kwargs: arguments of its forward passes.
+        cache: goes under the host's own name for it.
+        hidden_states: of the generated tokens.
+        **values: fields that all kinds of output share.
+    """
+    values[CACHE_NAME] = cache
+    if not model.config.is_encoder_decoder:
+        return GenerateDecoderOnlyOutput(hidden_states=hidden_states, **values)
+    del values["attentions"]  # refused for these models
+    if hidden_states is not None:
+        values["encoder_hidden_states"] = kwargs["encoder_outputs"].get("hidden_states")
+    return GenerateEncoderDecoderOutput(decoder_hidden_states=hidden_states, **values)
 
 
 # --- caches -----------------------------------------------------------------------------------------------
@@ -413,19 +442,26 @@ class _WindowedLayer(DynamicSlidingWindowLayer):
         return keys[:, :, -visible:], values[:, :, -visible:]
 
 
+def _own(cache: Cache) -> Cache:
+    """The part of a cache that holds generated tokens: cross-attention to an encoder never changes."""
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
 def _layers(cache: Cache) -> list[Any]:
     """The self-attention layers that hold keys and values."""
-    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    return [layer for layer in _own(cache).layers if getattr(layer, "keys", None) is not None]
 
 
 def is_sliding(cache: Cache) -> bool:
     """Whether any layer forgets what leaves its window."""
-    return any(getattr(layer, "is_sliding", False) for layer in cache.layers)
+    return any(getattr(layer, "is_sliding", False) for layer in _own(cache).layers)
 
 
 def can_be_ragged(cache: Cache) -> bool:
     """Whether rows may keep different numbers of slots: only growing layers can be rearranged row by row."""
-    return all(type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer) for layer in cache.layers)
+    return not isinstance(cache, EncoderDecoderCache) and all(
+        type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer) for layer in cache.layers
+    )
 
 
 def counts_slots(model: Any, cache: Cache) -> bool:
@@ -441,7 +477,7 @@ def capacity(cache: Cache) -> int | None:
     """Slots a fixed cache has; `None` for a growing one."""
     if not cache.is_compileable:
         return None
-    return min(layer.get_max_length() for layer in cache.layers if layer.get_max_length() > 0)
+    return min(layer.get_max_length() for layer in _own(cache).layers if layer.get_max_length() > 0)
 
 
 def num_slots(cache: Cache) -> int:
@@ -463,7 +499,7 @@ def refuse_cache(cache: Any, is_filled: bool) -> None:
             "Call generate() with assistant=False."
         )
     stuck = sorted(
-        {type(layer).__name__ for layer in cache.layers if not (layer if is_filled else type(layer)).is_croppable}
+        {type(layer).__name__ for layer in _own(cache).layers if not (layer if is_filled else type(layer)).is_croppable}
     )
     if stuck:
         raise ValueError(
@@ -479,15 +515,15 @@ def start_recording(cache: Cache) -> None:
 
 def stop_recording(cache: Cache) -> None:
     """Leaves sliding layers as plain `generate` does: within their window, and not recording."""
-    cache.crop(0)
-    for layer in cache.layers:
+    crop(cache, 0)
+    for layer in _own(cache).layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
 
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
     """Drops the newest slots of all rows. Zero still trims sliding layers to their window."""
-    cache.crop(-num_slots_to_drop)
+    _own(cache).crop(-num_slots_to_drop)
 
 
 def truncate(cache: Cache, num_slots: int) -> None:

@@ -93,6 +93,8 @@ class Judge:
         if not self.do_sample:
             return accept.greedy(draft, scores)
         assert noise is not None
+        if noise.gumbels is not None:
+            return accept.greedy(draft, scores + noise.gumbels[:, : draft.width + 1])
         coins = noise.coins[:, : draft.width]
         return accept.sampled(self.rule, draft, scores.softmax(dim=-1), coins, noise.final)
 
@@ -100,6 +102,8 @@ class Judge:
         if not self.do_sample:
             return accept.one_greedy_step(draft, scores)
         assert noise is not None
+        if noise.gumbels is not None:
+            return accept.one_greedy_step(draft, scores + noise.gumbels[:, offset])
         if offset == noise.coins.shape[1]:  # behind the longest draft there is nothing left to judge
             return accept.one_step(draft, scores.softmax(dim=-1), noise.final, noise.final)
         return accept.one_step(draft, scores.softmax(dim=-1), noise.coins[:, offset], noise.replacements[:, offset])

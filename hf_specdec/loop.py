@@ -72,16 +72,20 @@ class SpeculativeLoop:
         config, num_rows = request.config, len(request.input_ids)
         self.do_sample = bool(config.do_sample)
         self.stats = SpecStats(calls=1)
-        self.state = DecodeState(request.input_ids, request.arguments.get("attention_mask"), host.fill_id(config))
+        mask = host.decoder_mask(model, request.arguments)
+        self.state = DecodeState(request.input_ids, mask, host.fill_id(config))
         self.stream = Stream(streamer, self.state)
-        self.noise = Noise(options.first_seed(), self.state.device) if self.do_sample else None
+        self.noise = None
+        if self.do_sample:
+            coupled_vocabulary = host.vocabulary_size(model) if options.is_coupled else None
+            self.noise = Noise(options.first_seed(), self.state.device, coupled_vocabulary)
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
         self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
-        self.recorder = Recorder(config, num_rows)
+        self.recorder = Recorder(config, num_rows, model.config.is_encoder_decoder)
         self.judge = Judge(self.do_sample, options.rule, self.scorer, self.stopping, self.recorder)
         self.in_lockstep = self._needs_lockstep()
         self.returns_cache = host.cache_wanted(config, request.cache)
-        self.target = CachedModel(model, request.cache, host.after_prompt(request.arguments), num_rows)
+        self.target = CachedModel(model, request.cache, host.after_prompt(model, request.arguments), num_rows)
         context = DraftContext(model, self.do_sample, self.scorer.stateless_part(), options.draft_temperature)
         self.session = drafter.start(context, self.state)
 
@@ -152,13 +156,14 @@ class SpeculativeLoop:
     def _prefill(self, draft: Draft) -> TargetPass:
         """The prompt's pass, made by the host; a draft may ride behind the prompt."""
         request, num_positions = self.request, draft.width + 1
-        arguments = host.behind_prompt(request.arguments, draft.width)
+        arguments = host.behind_prompt(self.model, request.arguments, draft.width)
         tokens = torch.cat([request.input_ids, draft.tokens], dim=1)
         outputs = host.prefill(self.model, tokens, request.config, arguments)
         cache = host.cache_of(outputs)
         host.refuse_cache(cache, is_filled=True)
         host.start_recording(cache)
-        self.target.start(cache, num_positions, arguments.get("attention_mask"), arguments.get("position_ids"))
+        mask = host.decoder_mask(self.model, arguments)
+        self.target.start(cache, num_positions, mask, arguments.get("position_ids"))
         self.padding = [self.target.num_slots - count for count in self.target.num_tokens]
         return TargetPass(outputs, num_positions, self.state.device)
 
@@ -204,6 +209,9 @@ class SpeculativeLoop:
             self._complete_cache()
         if not self.request.config.return_dict_in_generate:
             return self.state.output()
-        output = host.decoder_output(sequences=self.state.output(), cache=self.target.cache, **self.recorder.output())
+        sequences, recorded = self.state.output(), self.recorder.output()
+        output = host.output_dict(
+            self.model, self.request.arguments, self.target.cache, sequences=sequences, **recorded
+        )
         output.stats = self.stats
         return output

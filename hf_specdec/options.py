@@ -9,8 +9,8 @@ import torch
 
 from hf_specdec.accept import RULES
 
-# "auto" is block verification.
-VERIFICATIONS = {"auto": "block"} | {name: name for name in RULES}
+# "auto" is block verification. Coupled sampling needs no rule: it is greedy decoding of noisy scores.
+VERIFICATIONS = {"auto": "block", "coupled": "block"} | {name: name for name in RULES}
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,10 @@ class SpeculationOptions:
         draft_temperature: temperature the drafter samples at; 0 drafts greedily. Unset, the drafter uses
             the call's own temperature. It changes speed, never the law of the output.
         verification: "token" (rejection sampling token by token), "block" (never accepts fewer), or "auto":
-            block verification, and the token rule where tokens must be judged one by one. Greedy decoding
-            has only one rule, so there the choice changes nothing.
+            block verification, and the token rule where tokens must be judged one by one. "coupled" ties Gumbel
+            noise to (seed, row, position): the sampled text is then the same whatever the drafter, its draft
+            length or the batch, at the price of some acceptance. Greedy decoding has only one rule, so there
+            the choice changes nothing.
         seed: makes sampling reproducible; without it the seed is drawn from torch's global generator.
         generator: a `torch.Generator` to draw the seed from instead. Not together with `seed`.
 
@@ -71,6 +73,11 @@ class SpeculationOptions:
     def rule(self) -> str:
         """The acceptance rule's name in `accept.RULES`."""
         return VERIFICATIONS[self.verification or "auto"]
+
+    @property
+    def is_coupled(self) -> bool:
+        """Whether sampling is tied to (seed, row, position)."""
+        return self.verification == "coupled"
 
     def first_seed(self) -> int:
         """The seed of the call's random numbers."""

@@ -1,4 +1,4 @@
-"""Scores, logits and hidden states of every emitted token, aligned per row, for the output dict."""
+"""Scores, logits, hidden states and attentions of every emitted token, for the output dict."""
 
 from __future__ import annotations
 
@@ -20,14 +20,25 @@ class Recorder:
     Args:
         generation_config: says what to record.
         num_rows: B.
+        is_encoder_decoder: whether the target is such a model.
+
+    Raises:
+        ValueError: if attentions are asked for of several rows, which drafts make ragged, or of an
+            encoder-decoder model.
     """
 
-    def __init__(self, generation_config: GenerationConfig, num_rows: int):
+    def __init__(self, generation_config: GenerationConfig, num_rows: int, is_encoder_decoder: bool = False):
         wanted = bool(generation_config.return_dict_in_generate)
         self.scores = _rows(num_rows, wanted and generation_config.output_scores)
         self.logits = _rows(num_rows, wanted and generation_config.output_logits)
         self.states = _rows(num_rows, wanted and generation_config.output_hidden_states)
         self.prompt_states: Layers | None = None
+        self.attentions: list[tuple] | None = [] if wanted and generation_config.output_attentions else None
+        if self.attentions is not None and (num_rows > 1 or is_encoder_decoder):
+            raise ValueError(
+                "output_attentions=True: with an assistant, attentions are returned for one row of a decoder-only "
+                "model. Leave it out, or set assistant=False for this call."
+            )
 
     def record(self, row: int, place: int, count: int, target_pass: TargetPass, scores: Tensor) -> None:
         """Keeps the first `count` positions of a row, which rode at `place` in the pass; scores (N + 1, V)."""
@@ -41,9 +52,27 @@ class Recorder:
         if self.logits is not None:
             self.logits[row].append(target_pass.logits[place, position].clone())
         if self.states is not None:
-            self.states[row].append(tuple(layer[place, position].clone() for layer in target_pass.hidden_states))
+            layers = target_pass.hidden_states or ()
+            self.states[row].append(tuple(layer[place, position].clone() for layer in layers))
             if self.prompt_states is None:
                 self.prompt_states = target_pass.prompt_hidden_states
+        if self.attentions is not None:
+            self._record_attentions(position, target_pass)
+
+    def _record_attentions(self, position: int, target_pass: TargetPass) -> None:
+        """What plain `generate` would show: the whole prompt first, then one query over the keys it saw."""
+        assert self.attentions is not None
+        behind = target_pass.logits.shape[1] - 1 - position  # queries of the pass behind this one
+        layers: list[Tensor | None] = []
+        for attention, window in zip(target_pass.attentions, target_pass.windows, strict=True):
+            if attention is None:  # attention kernels that do not say
+                layers.append(None)
+                continue
+            queries, keys = attention.shape[2] - behind, attention.shape[3] - behind
+            first_query = 0 if not self.attentions else queries - 1
+            first_key = 0 if not self.attentions or window is None else max(0, keys - window)
+            layers.append(attention[:, :, first_query:queries, first_key:keys].clone())
+        self.attentions.append(tuple(layers))
 
     def scores_of(self, row: int) -> list[Tensor] | None:
         """A row's scores so far, one (V,) tensor a token; `None` if they are not recorded."""
@@ -59,6 +88,7 @@ class Recorder:
             "scores": self.columns(),
             "logits": None if self.logits is None else _aligned(self.logits),
             "hidden_states": self._hidden_states(),
+            "attentions": None if self.attentions is None else tuple(self.attentions),
         }
 
     def _hidden_states(self) -> tuple[Layers, ...] | None:

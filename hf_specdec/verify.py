@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
 from hf_specdec.state import DecodeState
@@ -19,11 +20,15 @@ class TargetPass:
             drafted tokens.
         hidden_states: one tensor (A, N + 1, H) a layer, if the call asked for them, else `None`.
         prompt_hidden_states: in the first pass, the same over the whole prompt, (A, P, H).
+        attentions: one tensor (A, heads, W, K) a layer over the whole pass, if the call asked for them.
+        windows: with them, how many keys a single query of each layer would have seen at most.
     """
 
     def __init__(self, outputs: Any, num_positions: int, device: torch.device):
         self.logits = outputs.logits[:, -num_positions:].to(device=device, dtype=torch.float32, copy=True)
-        states = outputs.get("hidden_states")
+        self.attentions = outputs.get("attentions")
+        self.windows = host.windows(host.cache_of(outputs)) if self.attentions else []
+        states = host.hidden_states_of(outputs)
         self.hidden_states = states and tuple(layer[:, -num_positions:] for layer in states)
         self.prompt_hidden_states = states and tuple(layer[:, : layer.shape[1] - num_positions + 1] for layer in states)
 

@@ -153,9 +153,22 @@ def test_only_what_was_asked_for_is_recorded(llama, asked):
     assert [key for key in ours if key != "stats"] == list(plain)
 
 
-def test_attention_maps_are_refused_rather_than_left_out():
+@pytest.mark.parametrize("family", ["llama", "mistral8", "gemma3"])
+@pytest.mark.parametrize("assistant", ["ngram", "good"])
+def test_attention_maps_of_one_row_are_plains(family, assistant):
+    model = hf_specdec.enable(tiny(family, attn_implementation="eager"))
+    given = batch(1) | {"return_dict_in_generate": True, "output_attentions": True, "max_new_tokens": 20}
+    plain = model.generate(assistant=False, **given).attentions
+    ours = model.generate(assistant=jittered(model) if assistant == "good" else assistant, **given).attentions
+    assert len(ours) == len(plain)
+    for there, here in zip(plain, ours, strict=True):
+        assert [layer.shape for layer in here] == [layer.shape for layer in there]
+        assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(there, here, strict=True))
+
+
+def test_attention_maps_of_a_batch_are_refused_rather_than_left_out():
     model = hf_specdec.enable(tiny(attn_implementation="eager"))
-    given = batch(1) | {"return_dict_in_generate": True, "output_attentions": True}
+    given = batch(3) | {"return_dict_in_generate": True, "output_attentions": True}
     assert model.generate(assistant=False, **given).attentions is not None
     with pytest.raises(ValueError, match="output_attentions=True"):
         model.generate(assistant=PromptLookup(), **given)

@@ -44,7 +44,8 @@ class DraftSession(ABC):
             state: what has been generated. A session may write its tokens behind the rows' ends.
             limits: most tokens of each row, possibly 0; the draft is at most `max(limits)` wide.
             noise: the round's random numbers, as wide as `max(limits)`; `None` in greedy decoding. Only
-                `noise.draws` may be used: the others must stay independent of the draft.
+                `noise.draws` may be used, or in coupled sampling `noise.gumbels`, which the target's choice
+                shares: the others must stay independent of the draft.
 
         Returns:
             A draft on the state's device. Tokens with `probs` must have been drawn from them.

@@ -53,6 +53,11 @@ class DraftModel(Drafter):
         if not isinstance(model, PreTrainedModel):
             raise ValueError(f"DraftModel needs a transformers.PreTrainedModel, not {type(model).__name__}.")
         host.refuse_model(model)
+        if model.config.is_encoder_decoder:
+            raise ValueError(
+                f"{type(model).__name__} is an encoder-decoder model; DraftModel runs decoder-only models. "
+                'Use assistant="prompt-lookup" with an encoder-decoder target.'
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
@@ -160,6 +165,8 @@ class _DraftModelSession(DraftSession):
         scores = self.scorer.at_all_positions(logits[:, None], state, first=step)[:, 0]
         if self.is_greedy:
             token, law = scores.argmax(dim=-1), None
+        elif noise is not None and noise.gumbels is not None:
+            token, law = (scores + noise.gumbels[:, step]).argmax(dim=-1), None
         else:
             assert noise is not None
             law = scores.softmax(dim=-1)
