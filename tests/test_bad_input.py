@@ -114,7 +114,7 @@ def test_models_that_cannot_draft(target, make):
         DraftModel(drafter)
 
 
-@pytest.mark.parametrize("make", [bert, t5, mamba])
+@pytest.mark.parametrize("make", [bert, mamba])
 def test_models_that_cannot_be_served(make):
     model = make()
     before = dict(model.__dict__)
@@ -123,7 +123,7 @@ def test_models_that_cannot_be_served(make):
     assert model.__dict__ == before
 
 
-@pytest.mark.parametrize("make", [t5, mamba])
+@pytest.mark.parametrize("make", [mamba])
 def test_models_that_cannot_be_served_without_enable(make):
     model = make()
     with pytest.raises(ValueError, match=type(model).__name__):

@@ -10,6 +10,7 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_specdec.drafters as registry
+from hf_specdec.accept import Draft
 from hf_specdec.drafters import DraftContext, Drafter, DraftModel, PromptLookup
 from hf_specdec.noise import Noise
 from hf_specdec.scorer import Scorer
@@ -76,10 +77,11 @@ def test_drafts_respect_limits_and_shapes(drafter_class, do_sample):
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_session_in_the_middle_drafts_like_a_fresh_one(drafter_class, do_sample):
-    """Whatever was accepted, refused or dropped, the next draft depends on the rows' tokens alone."""
+    """Whatever was accepted, refused, left out or dropped, the next draft depends on the rows' tokens alone."""
     bench = Bench(drafter_class, do_sample)
-    for counts in ([4, 0, 1], [0, 4, 2], [4, 4, 4], [3, 0, 0]):
-        draft = bench.propose([4, 4, 4])
+    for counts in ([4, 0, 1], [0, 4, 2], [], [4, 4, 4], [], [], [3, 0, 0]):
+        draft = bench.propose([4, 4, 4]) if counts else Draft.empty(3)  # a round in which nobody is asked
+        counts = counts or [0, 0, 0]
         bench.accept(draft, [min(c, n) for c, n in zip(counts, draft.lengths.tolist(), strict=True)], next_token=7)
     kept = bench.state.rows = [0, 2]
     bench.session.keep_rows(kept)

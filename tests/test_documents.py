@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM
 
 import hf_specdec
@@ -27,6 +29,15 @@ def test_the_python_of_the_readme_runs(tmp_path, capsys):
         exec(block, names)
     assert "mean acceptance length" in capsys.readouterr().out
     assert "generate" not in vars(names["model"])
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_examples_run(example, tmp_path, monkeypatch, capsys):
+    folders = [save_tiny(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    monkeypatch.setattr("sys.argv", [example, *folders])
+    runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+    assert capsys.readouterr().out
+    assert len((ROOT / "examples" / example).read_text().splitlines()) < 60
 
 
 def test_the_tables_of_the_readme_name_what_exists():
