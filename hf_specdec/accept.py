@@ -17,6 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# What `sample` returns in place of a token where there is no law to draw from.
+NO_LAW = -1
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -192,11 +195,14 @@ def sample(law: Tensor, uniforms: Tensor) -> Tensor:
         uniforms: numbers on [0, 1), shape (...).
 
     Returns:
-        Token ids, shape (...). A token without mass is never drawn, whatever the number.
+        Token ids, shape (...). A token without mass is never drawn, whatever the number. Where the weights are no
+        law (NaN, infinite, all zero) the id is `NO_LAW`.
     """
     cumulative = law.to(uniforms.dtype).cumsum(dim=-1)
-    points = uniforms[..., None] * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, points, right=True)[..., 0].clamp(max=law.shape[-1] - 1)
+    total = cumulative[..., -1:]
+    tokens = torch.searchsorted(cumulative, uniforms[..., None] * total, right=True)
+    is_law = torch.isfinite(total) & (total > 0)
+    return torch.where(is_law, tokens.clamp(max=law.shape[-1] - 1), NO_LAW)[..., 0]
 
 
 class Rule(NamedTuple):

@@ -53,6 +53,7 @@ class Judge:
         tokens = columns.scatter(1, verdict.accepted[:, None], verdict.next_tokens[:, None])
         state.write(tokens)
         read = torch.cat([draft.lengths[:, None], verdict.accepted[:, None], tokens], dim=1).tolist()
+        _refuse_lawless([row[2 + row[1]] for row in read])
         appended, finished = [], []
         for place, (row, (_, accepted, *new)) in enumerate(zip(state.rows, read, strict=True)):
             count, ends = self._cut(state, row, new[: accepted + 1], scores[place])
@@ -73,6 +74,7 @@ class Judge:
             verdict = self._one_verdict(draft.at(offset), scores, noise, offset)
             drafted, kept, tokens = torch.stack([draft.lengths, *verdict]).tolist()
             tokens = columns.filled(tokens)
+            _refuse_lawless(tokens)
             state.write(torch.tensor(tokens, device=state.device)[:, None], offset)
             for row in state.rows:
                 self.recorder.record_one(row, row, offset, target_pass, scores[row])
@@ -107,6 +109,14 @@ class Judge:
         if offset == noise.coins.shape[1]:  # behind the longest draft there is nothing left to judge
             return accept.one_step(draft, scores.softmax(dim=-1), noise.final, noise.final)
         return accept.one_step(draft, scores.softmax(dim=-1), noise.coins[:, offset], noise.replacements[:, offset])
+
+
+def _refuse_lawless(tokens: list[int]) -> None:
+    if accept.NO_LAW in tokens:
+        raise ValueError(
+            "The target's scores are no probability law: they hold NaN or +inf, or every token is forbidden. Look at "
+            "the model's dtype and at the logits processors (remove_invalid_values=True replaces NaN and inf)."
+        )
 
 
 class _Columns:

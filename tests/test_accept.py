@@ -206,6 +206,11 @@ class TestNumericalEdges:
         assert set(drawn.tolist()) == {1, 3}
         assert abs((drawn == 1).double().mean() - 0.3) < 2e-5
 
+    @pytest.mark.parametrize("weights", [[0.5, float("nan")], [float("inf"), 1.0], [0.0, 0.0]])
+    def test_what_is_no_law_draws_no_token(self, weights):
+        drawn = accept.sample(torch.tensor([weights, [0.5, 0.5]]), torch.tensor([0.3, 0.7], dtype=torch.float64))
+        assert drawn.tolist() == [accept.NO_LAW, 1]
+
     def test_the_longest_passing_prefix_wins_in_block_verification(self):
         thresholds = accept.Thresholds(torch.tensor([[0.5, 0.1, 0.5, 0.1]]), torch.ones(1, 5))
         coins = torch.tensor([[0.9, 0.9, 0.2, 0.9]])

@@ -12,6 +12,7 @@ from transformers import (
     BertModel,
     DynamicCache,
     GenerationConfig,
+    LogitsProcessor,
     MambaConfig,
     MambaForCausalLM,
     PreTrainedTokenizerFast,
@@ -520,3 +521,35 @@ def test_a_misspelt_option_is_an_error_for_a_default_assistant_too():
     target = hf_specdec.enable(tiny(), assistant="ngram")
     with pytest.raises(ValueError, match="num_draft_tokens=0"):
         target.generate(torch.tensor([[5, 6]]), num_draft_tokens=0)
+
+
+class Broken(LogitsProcessor):
+    """Returns scores that are no law from the third token on."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, input_ids, scores):
+        return torch.full_like(scores, self.value) if input_ids.shape[1] > 7 else scores
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_scores_that_are_no_law_are_an_error_as_in_plain(target, value, num_rows):
+    kwargs = {"do_sample": True, "max_new_tokens": 8, "eos_token_id": None, "logits_processor": [Broken(value)]}
+    ids = torch.tensor([[5, 6, 7, 5, 6]]).repeat(num_rows, 1)
+    with pytest.raises(RuntimeError):
+        target.generate(ids, assistant=False, **kwargs)
+    with pytest.raises(ValueError, match="no probability law"):
+        target.generate(ids, assistant=PromptLookup(1, 2), **kwargs)
+
+
+def test_a_drafter_that_has_gone_mad_only_slows_the_text(target):
+    mad = tiny(seed=9)
+    with torch.no_grad():
+        mad.lm_head.weight.fill_(float("nan"))
+    ids = torch.tensor([[5, 6, 7, 5, 6]])
+    kwargs = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(target.generate(ids, assistant=mad, **kwargs), target.generate(ids, assistant=False, **kwargs))
+    out = target.generate(ids, assistant=mad, do_sample=True, seed=0, **kwargs)
+    assert out.shape == (1, 17)

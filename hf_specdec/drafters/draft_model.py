@@ -170,7 +170,7 @@ class _DraftModelSession(DraftSession):
         else:
             assert noise is not None
             law = scores.softmax(dim=-1)
-            token = sample(law, noise.draws[:, step])
+            token = sample(law, noise.draws[:, step]).clamp(min=0)  # a broken law is refused by the target
         state.write(token[:, None], offset=step)
         return token, law
 
