@@ -139,7 +139,6 @@ class Speculate:
         if not self.is_checked:
             _refuse(model, drafter, host.setting(model, generation_config, {}), None)
         _refuse_empty(input_ids, model_kwargs)
-        host.refuse_cache(model_kwargs.get(host.CACHE_NAME), is_filled=False)
         request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         options = drafter.options.overridden_by(self.options)
         loop = SpeculativeLoop(model, drafter, options, request, self.streamer)

@@ -21,9 +21,17 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
+    StaticCache,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
     GenerateEncoderDecoderOutput,
@@ -307,7 +315,7 @@ def prompt_takes_draft(generation_config: GenerationConfig, kwargs: dict[str, An
         and (positions is None or positions.dim() == 2)
         and generation_config.prefill_chunk_size is None
         and num_slots(kwargs[CACHE_NAME]) == 0
-        and all(type(layer) in (DynamicLayer, StaticLayer) for layer in _own(kwargs[CACHE_NAME]).layers)
+        and all(type(layer) in _FORGET_NOTHING for layer in _own(kwargs[CACHE_NAME]).layers)
     )
 
 
@@ -458,10 +466,53 @@ def is_sliding(cache: Cache) -> bool:
 
 
 def can_be_ragged(cache: Cache) -> bool:
-    """Whether rows may keep different numbers of slots: only growing layers can be rearranged row by row."""
+    """Whether rows may keep different numbers of slots: the cache can be rearranged row by row.
+
+    A fixed cache needs room for it, which only one of our own is known to have (`with_room`).
+    """
+    if isinstance(cache, _RoomyStaticCache):
+        return True
     return not isinstance(cache, EncoderDecoderCache) and all(
         type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer) for layer in cache.layers
     )
+
+
+def with_room(model: Any, cache: Any, num_slots: int) -> Any:
+    """A fixed cache that the host has just made, replaced by one with room for drafts in all rows; others stay.
+
+    Passes are as wide as the widest draft and rows that have ended ride along, so the widest pass must fit behind
+    the longest text. Sliding layers keep everything: their ring buffers cannot be rolled back, and their masks do
+    the forgetting.
+    """
+    is_ours_to_replace = type(cache) is StaticCache and not getattr(cache, "_is_user_defined", False)
+    if not is_ours_to_replace or cache.offloading:
+        return cache
+    config = model.config.get_text_config(decoder=True)
+    if {type(layer) for layer in cache.layers} - {StaticLayer, StaticSlidingWindowLayer}:
+        return cache
+    return _RoomyStaticCache(config, num_slots)
+
+
+class _RoomyStaticCache(StaticCache):
+    """A static cache of plain layers only."""
+
+    def __init__(self, config: Any, max_cache_len: int):
+        super().__init__(config=config, max_cache_len=max_cache_len)
+        self.layers = [_CroppableStaticLayer(max_cache_len=max_cache_len) for _ in self.layers]
+
+
+class _CroppableStaticLayer(StaticLayer):
+    """A static layer that can be rolled back on every supported host: the oldest cannot do it by itself."""
+
+    is_croppable = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self.cumulative_length.sub_(abs(tokens_to_remove))  # in place: compiled passes know its address
+
+
+def is_fixed(cache: Cache) -> bool:
+    """Whether the cache was allocated once, so that its rows stay."""
+    return bool(cache.is_compileable)
 
 
 def counts_slots(model: Any, cache: Cache) -> bool:
@@ -470,12 +521,12 @@ def counts_slots(model: Any, cache: Cache) -> bool:
     A model with local attention masks by slots even on a cache that keeps everything.
     """
     config = model.config.get_text_config(decoder=True)
-    return is_sliding(cache) or any(getattr(config, name, None) for name in _WINDOW_SETTINGS)
+    return is_sliding(cache) or is_fixed(cache) or any(getattr(config, name, None) for name in _WINDOW_SETTINGS)
 
 
 def capacity(cache: Cache) -> int | None:
     """Slots a fixed cache has; `None` for a growing one."""
-    if not cache.is_compileable:
+    if not is_fixed(cache):
         return None
     return min(layer.get_max_length() for layer in _own(cache).layers if layer.get_max_length() > 0)
 
@@ -540,7 +591,7 @@ def keep_rows(cache: Cache, rows: Tensor) -> None:
 
 
 def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
-    """Rearranges the slots of every row of a growing cache.
+    """Rearranges the slots of every row.
 
     Args:
         cache: a cache with `num_slots_before` slots, sliding layers recording.
@@ -551,6 +602,11 @@ def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
     """
     new = index.shape[1]
     for layer in _layers(cache):
+        if is_fixed(cache):
+            layer.keys[:, :, :new] = _take(layer.keys, index)
+            layer.values[:, :, :new] = _take(layer.values, index)
+            layer.cumulative_length.fill_(new)
+            continue
         stored = layer.keys.shape[-2]
         visible = min(new, layer.sliding_window - 1) if layer.is_sliding else new
         source = (index[:, new - visible :] - (num_slots_before - stored)).clamp(min=0).to(layer.keys.device)
@@ -564,3 +620,7 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
     """(B, heads, S, d) at slots (B, S_new) -> (B, heads, S_new, d)."""
     expanded = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
     return states.gather(2, expanded)
+
+
+# Layers that can be rolled back from the first pass on, since they keep whatever they were given.
+_FORGET_NOTHING = (DynamicLayer, StaticLayer, _CroppableStaticLayer)

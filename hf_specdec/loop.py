@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,14 @@ class Request:
     @property
     def cache(self) -> Any:
         """The cache the host prepared or the user passed."""
-        return self.arguments[host.CACHE_NAME]
+        return self.arguments.get(host.CACHE_NAME)
+
+    def with_room(self, model: PreTrainedModel, num_draft_tokens: int) -> Request:
+        """The request with a cache in which drafts have room."""
+        embedded = self.arguments.get("inputs_embeds")
+        max_length = self.config.max_length + (0 if embedded is None else embedded.shape[1])
+        cache = host.with_room(model, self.cache, max_length + num_draft_tokens + 1)
+        return replace(self, arguments=self.arguments | {host.CACHE_NAME: cache})
 
 
 class SpeculativeLoop:
@@ -68,7 +75,7 @@ class SpeculativeLoop:
         request: Request,
         streamer: Any = None,
     ):
-        self.model, self.drafter, self.request = model, drafter, request
+        self.model, self.drafter = model, drafter
         config, num_rows = request.config, len(request.input_ids)
         self.do_sample = bool(config.do_sample)
         self.stats = SpecStats(calls=1)
@@ -80,6 +87,8 @@ class SpeculativeLoop:
             coupled_vocabulary = host.vocabulary_size(model) if options.is_coupled else None
             self.noise = Noise(options.first_seed(), self.state.device, coupled_vocabulary)
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
+        self.request = request = request.with_room(model, self.num_draft_tokens)
+        host.refuse_cache(request.cache, is_filled=False)
         self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
         self.recorder = Recorder(config, num_rows, model.config.is_encoder_decoder)
         self.judge = Judge(self.do_sample, options.rule, self.scorer, self.stopping, self.recorder)
@@ -176,7 +185,7 @@ class SpeculativeLoop:
 
     def _drop_finished_rows(self) -> None:
         """Takes ended rows out of the passes, unless something needs the batch whole."""
-        if self.in_lockstep or self.returns_cache or self.state.is_done:
+        if self.in_lockstep or self.returns_cache or self.state.is_done or host.is_fixed(self.target.cache):
             return
         places = self.state.drop_finished()
         if places is not None:

@@ -475,3 +475,27 @@ def test_an_interrupt_inside_a_pass_leaves_a_users_cache_whole():
         target.generate(text, assistant=False, **more),
         target.generate(text, assistant=False, **(kwargs | {"max_new_tokens": 5})),
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral8", "gemma3"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_static_caches_serve_ragged_rows_and_windows(family, num_rows):
+    target = hf_specdec.enable(tiny(family))
+    ids, mask = prompts(num_rows)
+    kwargs = {"attention_mask": mask, "max_new_tokens": 40, "eos_token_id": [2, 7], "pad_token_id": 0}
+    kwargs["cache_implementation"] = "static"
+    plain = target.generate(ids, assistant=False, **kwargs)
+    for drafter in (DraftModel(target, num_draft_tokens=5), DraftModel(jittered(target)), PromptLookup(1, 3)):
+        assert torch.equal(plain, target.generate(ids, assistant=drafter, **kwargs))
+        assert target.generate(ids, assistant=drafter, **(kwargs | {"max_new_tokens": 5})).shape[1] <= 17
+
+
+def test_rows_of_a_static_cache_do_not_wait_for_each_other():
+    target = hf_specdec.enable(tiny(dtype=torch.float32))
+    ids, mask = prompts(4)
+    kwargs = {"attention_mask": mask, "max_new_tokens": 60, "eos_token_id": None, "pad_token_id": 0}
+    rounds = {}
+    for implementation in ("dynamic", "static"):
+        target.generate(ids, assistant=jittered(target), cache_implementation=implementation, **kwargs)
+        rounds[implementation] = hf_specdec.last_stats(target).rounds
+    assert rounds["static"] == rounds["dynamic"]
