@@ -29,6 +29,7 @@ class CachedModel:
         cache: its cache, empty or about to be described by `start`.
         arguments: further model arguments of every pass.
         num_rows: A, the rows of the cache.
+        device: where masks and positions are kept: that of the tokens (an offloaded model has none of its own).
         position_limit: positions are clamped below it; for drafters whose context is shorter than the
             target's, where some rows may run past it without being used.
 
@@ -47,11 +48,13 @@ class CachedModel:
         cache: Any,
         arguments: dict[str, Any],
         num_rows: int,
+        device: torch.device,
         position_limit: int | None = None,
     ):
         self.model = model
         self.cache = cache
         self.arguments = arguments
+        self.device = device
         self.position_limit = position_limit
         self.num_slots = 0
         self.num_tokens = [0] * num_rows
@@ -59,7 +62,7 @@ class CachedModel:
         self.mask: Tensor | None = None
         self.next_positions: Tensor | None = None
         if host.accepts_position_ids(model):
-            self.next_positions = torch.zeros(num_rows, dtype=torch.long, device=model.device)
+            self.next_positions = torch.zeros(num_rows, dtype=torch.long, device=device)
 
     def start(self, cache: Any, num_provisional: int, mask: Tensor | None, positions: Tensor | None) -> None:
         """Takes over after a prompt's pass that was made elsewhere.
@@ -88,8 +91,8 @@ class CachedModel:
     def room(self) -> list[int]:
         """Tokens every row can still read: slots of a fixed cache, positions the model was built for."""
         slots = (host.capacity(self.cache) or _NO_LIMIT) - self.num_slots
-        positions = host.max_positions(self.model) or _NO_LIMIT
-        return [min(slots, positions - count) for count in self.num_tokens]
+        limits = [host.position_limit(self.model, count) or _NO_LIMIT for count in self.num_tokens]
+        return [min(slots, limit - count) for limit, count in zip(limits, self.num_tokens, strict=True)]
 
     def read(self, tokens: Tensor, widths: list[int] | None = None, num_logits: int = 1) -> Any:
         """Runs the model over new tokens, appending one slot for each column.
@@ -127,7 +130,7 @@ class CachedModel:
         dropped = [count - total for count, total in zip(self.num_tokens, totals, strict=True)]
         self.num_tokens, self.num_committed = totals, list(totals)
         if self.next_positions is not None:
-            self.next_positions = self.next_positions - torch.tensor(dropped, device=self._device)
+            self.next_positions = self.next_positions - torch.tensor(dropped, device=self.device)
         is_ragged = min(dropped) < max(dropped)
         if is_ragged:
             self._punch_holes(dropped)
@@ -139,7 +142,7 @@ class CachedModel:
 
     def keep_rows(self, places: list[int]) -> None:
         """Keeps some of the rows."""
-        index = torch.tensor(places, device=self._device)
+        index = torch.tensor(places, device=self.device)
         host.keep_rows(self.cache, index)
         self.arguments = {name: _select(value, index, len(self.num_tokens)) for name, value in self.arguments.items()}
         self.num_tokens = [self.num_tokens[place] for place in places]
@@ -161,8 +164,8 @@ class CachedModel:
         if self.mask is None or not host.can_be_ragged(self.cache):
             return
         num_slots = max(p + n for p, n in zip(padding, self.num_tokens, strict=True))
-        counts = torch.tensor(self.num_tokens, device=self._device)[:, None]
-        rank = torch.arange(num_slots, device=self._device) - torch.tensor(padding, device=self._device)[:, None]
+        counts = torch.tensor(self.num_tokens, device=self.device)[:, None]
+        rank = torch.arange(num_slots, device=self.device) - torch.tensor(padding, device=self.device)[:, None]
         order = torch.argsort(self.mask, dim=1, stable=True)  # the row's tokens come last
         source = order.gather(1, (self.num_slots - counts + rank).clamp(0, self.num_slots - 1))
         self._arrange(source, ((rank >= 0) & (rank < counts)).long())
@@ -170,10 +173,6 @@ class CachedModel:
     def forget_interrupted_pass(self) -> None:
         """Drops what a pass that raised may have left in some layers."""
         host.truncate(self.cache, self.num_slots)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.model.device
 
     @property
     def _is_dense(self) -> bool:
@@ -184,13 +183,13 @@ class CachedModel:
         """Which of the new columns hold a token, shape (A, W); `None` if all do."""
         if widths is None or min(widths) == width:
             return None
-        own = torch.tensor(widths, device=self._device)[:, None]
-        return (torch.arange(width, device=self._device) >= width - own).long()
+        own = torch.tensor(widths, device=self.device)[:, None]
+        return (torch.arange(width, device=self.device) >= width - own).long()
 
     def _extended_mask(self, tokens: Tensor, token_mask: Tensor | None) -> Tensor | None:
         if self.mask is None and token_mask is None:
             return None
-        old = torch.ones(len(tokens), self.num_slots, dtype=torch.long, device=self._device)
+        old = torch.ones(len(tokens), self.num_slots, dtype=torch.long, device=self.device)
         new = torch.ones_like(tokens) if token_mask is None else token_mask
         return torch.cat([old if self.mask is None else self.mask, new], dim=1)
 
@@ -198,7 +197,7 @@ class CachedModel:
         """Position ids of the new columns, shape (..., A, W)."""
         if self.next_positions is None:
             return None
-        ahead = torch.arange(width, device=self._device)
+        ahead = torch.arange(width, device=self.device)
         if token_mask is not None:
             ahead = (token_mask.cumsum(dim=1) - 1).clamp(min=0)
         return self.next_positions[..., None] + ahead
@@ -212,9 +211,9 @@ class CachedModel:
     def _punch_holes(self, dropped: list[int]) -> None:
         """Masks the last `dropped[i]` slots of row i."""
         if self.mask is None:
-            self.mask = torch.ones(len(dropped), self.num_slots, dtype=torch.long, device=self._device)
-        ends = self.num_slots - torch.tensor(dropped, device=self._device)[:, None]
-        self.mask = self.mask * (torch.arange(self.num_slots, device=self._device) < ends)
+            self.mask = torch.ones(len(dropped), self.num_slots, dtype=torch.long, device=self.device)
+        ends = self.num_slots - torch.tensor(dropped, device=self.device)[:, None]
+        self.mask = self.mask * (torch.arange(self.num_slots, device=self.device) < ends)
 
     def _compact_when_sparse(self) -> None:
         freed = self.num_slots - max(self.num_tokens)

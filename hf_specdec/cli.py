@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ def main(argv: list[str] | None = None) -> int:
     _quiet_host()
     try:
         arguments.run(arguments)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except FileNotFoundError as error:
+        print(f"hf-specdec {arguments.command}: there is no file {error.filename!r}", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         print(f"hf-specdec {arguments.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -76,7 +83,7 @@ def _add_generate(commands: Any) -> None:
     sampling.add_argument("--seed", type=int, metavar="S", help="makes sampling reproducible")
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument("--num-draft-tokens", type=int, metavar="K", help="longest draft of a round")
-    speculation.add_argument("--verification", metavar="RULE", help="auto, token or block")
+    speculation.add_argument("--verification", metavar="RULE", help="auto, token, block or coupled")
 
 
 def _run_generate(arguments: argparse.Namespace) -> None:
@@ -107,10 +114,11 @@ def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = _given(arguments, "top_k", "top_p", "min_p")
     if arguments.temperature > 0:
         return settings | {"do_sample": True, "temperature": arguments.temperature}
-    if settings or arguments.temperature < 0:
+    if arguments.temperature < 0:
+        raise ValueError(f"--temperature {arguments.temperature} must be at least 0 (0 is greedy).")
+    if settings:
         raise ValueError(
-            f"--temperature {arguments.temperature} does not sample; give one above 0 to sample, "
-            "or leave --top-k, --top-p and --min-p out."
+            "--top-k, --top-p and --min-p need sampling: give a --temperature above 0 too, or leave them out."
         )
     return {"do_sample": False}
 

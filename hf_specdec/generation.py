@@ -47,6 +47,9 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
         ValueError: if the model cannot generate, the assistant is unknown, or an option is. Whether the
             assistant fits is checked at every call, since the tokenizer may be known only there.
     """
+    if hasattr(model, "_orig_mod"):  # torch.compile: the wrapper generates with what it wraps
+        enable(model._orig_mod, assistant, **options)
+        return model
     core = _core_model(model)
     host.refuse_model(core)
     taken = take_options(options)
@@ -65,6 +68,9 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
 
 def disable(model: Any) -> Any:
     """Gives the model back its own `generate`; does nothing to a model that was never enabled."""
+    if hasattr(model, "_orig_mod"):
+        disable(model._orig_mod)
+        return model
     attachment = model.__dict__.pop(_ATTRIBUTE, None)
     if attachment is not None:
         model.__dict__.pop("generate", None)
@@ -75,7 +81,7 @@ def disable(model: Any) -> Any:
 
 def last_stats(model: Any) -> SpecStats | None:
     """Statistics of an enabled model's last call; `None` before the first one or if it was plain."""
-    attachment = model.__dict__.get(_ATTRIBUTE)
+    attachment = getattr(model, "_orig_mod", model).__dict__.get(_ATTRIBUTE)
     if attachment is None:
         raise ValueError("This model is not enabled; call hf_specdec.enable(model) first, or read assistant.stats.")
     return attachment.last_stats
@@ -98,6 +104,10 @@ def speculate(assistant: Any, **options: Any) -> Speculate:
     if options:
         raise ValueError(f"speculate() got unknown options {sorted(options)}; allowed are {', '.join(OPTION_NAMES)}.")
     return Speculate(assistant, taken)
+
+
+class Unservable(ValueError):
+    """A call that cannot be served exactly, found out before the first pass."""
 
 
 class Speculate:
@@ -141,7 +151,10 @@ class Speculate:
         _refuse_empty(input_ids, model_kwargs)
         request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         options = drafter.options.overridden_by(self.options)
-        loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
+        try:
+            loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
+        except ValueError as reason:
+            raise Unservable(str(reason)) from reason
         output = loop.run()
         if self.report is not None:
             self.report(loop.stats)
@@ -195,6 +208,9 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
     """
     if isinstance(assistant, Drafter):
         return assistant
+    if isinstance(assistant, type) and issubclass(assistant, Drafter):
+        raise ValueError(f"assistant={assistant.__name__} is a class; pass an object, {assistant.__name__}(...).")
+    assistant = getattr(assistant, "_orig_mod", assistant)
     if isinstance(assistant, PreTrainedModel):
         return DraftModel(assistant)
     if not isinstance(assistant, str):
@@ -236,11 +252,13 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     with _ending_on_error(streamer):
         options = attachment.options.overridden_by(take_options(kwargs))
         drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
-        refusal = _refusal(target, drafter, kwargs)
-        if refusal is None:
-            return _generate_with(target, plain, attachment, drafter, options, streamer, kwargs)
-        if assistant is not None:
-            raise refusal
+        try:
+            _refuse_call(target, drafter, kwargs)
+            return _generate_with(target, plain, attachment, drafter, options, streamer, dict(kwargs))
+        except Unservable as reason:
+            if assistant is not None:
+                raise
+            refusal = reason
     # The caller may know nothing of the default assistant: beam search must go on working for it.
     logger.warning_once(f"The default assistant sits this call out. {refusal}")
     return plain(**kwargs) if streamer is None else plain(streamer=streamer, **kwargs)
@@ -275,17 +293,15 @@ def _ending_on_error(streamer: Any) -> Iterator[None]:
         raise
 
 
-def _refusal(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> ValueError | None:
-    """Why the drafter cannot serve the call, as far as it can be told before any work."""
-    try:
-        _refuse_call(target, drafter, kwargs)
-    except ValueError as reason:
-        return reason
-    return None
-
-
 def _refuse_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
-    """All refusals of a call that can be told before any work is done."""
+    """Raises `Unservable` for what can be told before any work is done."""
+    try:
+        _check_call(target, drafter, kwargs)
+    except ValueError as reason:
+        raise Unservable(str(reason)) from reason
+
+
+def _check_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
     for name in ("assistant_model", "custom_generate"):
         if kwargs.get(name) is not None:
             raise ValueError(f"assistant= and {name}= both say how to decode; pass one of the two.")
@@ -330,6 +346,7 @@ def _take_over_tokenizer_work(target: Any, tokenizer: Any, kwargs: dict[str, Any
 
 
 def _core_model(model: Any) -> Any:
-    """The Transformers model itself, unwrapped from PEFT."""
+    """The Transformers model itself, unwrapped from `torch.compile` and PEFT."""
+    model = getattr(model, "_orig_mod", model)
     unwrap = getattr(model, "get_base_model", None)
     return unwrap() if callable(unwrap) else model

@@ -82,6 +82,8 @@ _PREFIX_ONLY = {
 }
 # Cache layers whose slots can be rearranged row by row.
 _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+# Model types whose passes over several tokens behind a cache fail or differ from single steps.
+_UNVERIFIABLE = {"git", "prophetnet"}
 # Settings of models whose attention is local in some layers.
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
 # Of these, the ones that read which tokens a prefix holds, not in which order or how often.
@@ -116,6 +118,58 @@ def vocabulary_size(model: Any) -> int:
     return model.config.get_text_config(decoder=True).vocab_size
 
 
+def position_limit(model: Any, num_tokens: int) -> int | None:
+    """Positions a row of `num_tokens` may run up to in one pass; `None` without a limit.
+
+    A text within the original context of a "longrope" model must not be read beyond it: the whole pass would change.
+    """
+    limit = max_positions(model)
+    _, border = _rope_border(model)
+    if border is not None and num_tokens <= border:
+        return border if limit is None else min(limit, border)
+    return limit
+
+
+def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) -> None:
+    """Raises `ValueError` where the rotary embedding would depend on how far a pass reads ahead.
+
+    "dynamic" frequencies change with the longest position of every pass beyond the trained context; "longrope" changes
+    them once, when a pass first reaches beyond its original context.
+    """
+    kind, border = _rope_border(model)
+    if border is None or max_length <= border:
+        return
+    if kind == "dynamic" or prompt_length <= border or num_rows > 1:
+        raise ValueError(
+            f"{kind} rotary embeddings change when a text grows past {border} tokens, and this one may reach "
+            f"{max_length}; a draft would make them change too early. Lower max_new_tokens, or set assistant=False."
+        )
+
+
+def _rope_border(model: Any) -> tuple[str, int | None]:
+    """The kind of rotary embedding that depends on the length of the text, and from which length on."""
+    config = model.config.get_text_config(decoder=True)
+    for rope in _rope_settings(model):
+        if rope.get("rope_type") == "dynamic":
+            return "dynamic", max_positions(model)
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings")
+            return "longrope", original or getattr(config, "original_max_position_embeddings", None)
+    return "fixed", None
+
+
+def _rope_settings(model: Any) -> list[dict[str, Any]]:
+    """Rope parameters: one set, or one for every kind of layer."""
+    found = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return nested if nested and "rope_type" not in found else [found]
+
+
+def is_offloaded(model: Any) -> bool:
+    """Whether accelerate brings the weights to where they are needed, so that the model has no device of its own."""
+    return hasattr(model, "_hf_hook") or len(set(getattr(model, "hf_device_map", {}).values())) > 1
+
+
 def num_embeddings(model: Any) -> int:
     """Number of ids the model can read."""
     return model.get_input_embeddings().weight.shape[0]
@@ -126,6 +180,11 @@ def refuse_model(model: Any) -> None:
     name = type(model).__name__
     if not (isinstance(model, PreTrainedModel) and model.can_generate()):
         raise ValueError(f"{name} cannot generate text; speculative decoding needs a model with a language-model head.")
+    if model.config.model_type in _UNVERIFIABLE:
+        raise ValueError(
+            f"{name} cannot read several tokens behind its cache as it reads them one by one, so a draft cannot be "
+            "verified. Call generate() with assistant=False."
+        )
     if model._is_stateful:
         raise ValueError(
             f"{name} keeps a recurrent state, which cannot be rolled back after a refused draft. "
@@ -390,9 +449,9 @@ def draft_arguments(model: Any) -> dict[str, Any]:
     return arguments
 
 
-def cache_of(outputs: Any) -> Cache:
-    """The cache a forward pass hands back."""
-    return outputs[CACHE_NAME]
+def cache_of(outputs: Any) -> Any:
+    """The cache a forward pass hands back; `None` from a model that keeps none."""
+    return outputs.get(CACHE_NAME)
 
 
 def hidden_states_of(outputs: Any) -> tuple[Tensor, ...] | None:
@@ -544,6 +603,11 @@ def refuse_cache(cache: Any, is_filled: bool) -> None:
         is_filled: whether the prompt has been read. Some layers know only then (a recurrent state appears with
             the first tokens); of others the class tells before any work.
     """
+    if cache is None:
+        raise ValueError(
+            "The model has no key-value cache, without which a draft cannot be verified. "
+            "Call generate() with assistant=False."
+        )
     if not isinstance(cache, Cache):
         raise ValueError(
             f"The model keeps its past in a {type(cache).__name__}, which cannot be rolled back after a refused draft. "

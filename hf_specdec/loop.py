@@ -81,7 +81,6 @@ class SpeculativeLoop:
         self.stats = SpecStats(calls=1)
         mask = host.decoder_mask(model, request.arguments)
         self.state = DecodeState(request.input_ids, mask, host.fill_id(config))
-        self.stream = Stream(streamer, self.state)
         self.noise = None
         if self.do_sample:
             coupled_vocabulary = host.vocabulary_size(model) if options.is_coupled else None
@@ -89,14 +88,18 @@ class SpeculativeLoop:
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
         self.request = request = request.with_room(model, self.num_draft_tokens)
         host.refuse_cache(request.cache, is_filled=False)
+        host.refuse_rope(model, self.state.prompt_length, config.max_length, num_rows)
         self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
         self.recorder = Recorder(config, num_rows, model.config.is_encoder_decoder)
         self.judge = Judge(self.do_sample, options.rule, self.scorer, self.stopping, self.recorder)
         self.in_lockstep = self._needs_lockstep()
         self.returns_cache = host.cache_wanted(config, request.cache)
-        self.target = CachedModel(model, request.cache, host.after_prompt(model, request.arguments), num_rows)
+        self.target = CachedModel(
+            model, request.cache, host.after_prompt(model, request.arguments), num_rows, self.state.device
+        )
         context = DraftContext(model, self.do_sample, self.scorer.stateless_part(), options.draft_temperature)
         self.session = drafter.start(context, self.state)
+        self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
 
     def run(self) -> Any:
         """Decodes all rows and returns what plain `generate` would."""
@@ -139,6 +142,9 @@ class SpeculativeLoop:
         if self.state.num_rows == 1:
             return False
         can_be_ragged = host.accepts_position_ids(self.model) and host.can_be_ragged(self.request.cache)
+        if host.counts_slots(self.model, self.request.cache):
+            # Closing holes would close those of the user's own mask too, which windows count.
+            can_be_ragged = can_be_ragged and self.state.is_left_padded
         return not (can_be_ragged and self.stopping.is_rowwise)
 
     def _limits(self, is_first: bool) -> list[int]:
@@ -173,6 +179,12 @@ class SpeculativeLoop:
         host.start_recording(cache)
         mask = host.decoder_mask(self.model, arguments)
         self.target.start(cache, num_positions, mask, arguments.get("position_ids"))
+        if mask is not None and mask.shape[1] < self.target.num_slots:
+            raise ValueError(
+                f"The model put {self.target.num_slots} entries into its cache for {mask.shape[1]} tokens of the "
+                "prompt, so rows cannot be told apart. Generate one row at a time without padding, or set "
+                "assistant=False."
+            )
         self.padding = [self.target.num_slots - count for count in self.target.num_tokens]
         return TargetPass(outputs, num_positions, self.state.device)
 

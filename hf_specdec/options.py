@@ -45,7 +45,9 @@ class SpeculationOptions:
         if self.num_draft_tokens is not None:
             check_count("num_draft_tokens", self.num_draft_tokens)
         if self.draft_temperature is not None and not (
-            isinstance(self.draft_temperature, int | float) and 0 <= self.draft_temperature < float("inf")
+            isinstance(self.draft_temperature, int | float)
+            and not isinstance(self.draft_temperature, bool)
+            and 0 <= self.draft_temperature < float("inf")
         ):
             raise ValueError(
                 f"draft_temperature={self.draft_temperature!r} must be a finite number of at least 0 "

@@ -45,14 +45,16 @@ class DecodeState:
         lengths: tokens of every row, left padding included (plain `generate` counts them alike).
         tokens: the same as lists on the host, without padding: what drafters search. (In lockstep a finished
             row goes on with filling.)
+        is_left_padded: whether all padding stands in front of the prompts.
         rows: indices of the rows that ride in the next target pass.
         finished: whether a row has ended.
     """
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor | None, fill: int):
         num_rows, self.prompt_length = input_ids.shape
-        self.sequences = torch.nn.functional.pad(input_ids, (0, 64), value=fill)
+        self.sequences = torch.nn.functional.pad(input_ids.long(), (0, 64), value=fill)
         self.fill = fill
+        self.is_left_padded = attention_mask is None or not bool((attention_mask.diff(dim=1) < 0).any())
         self.lengths = [self.prompt_length] * num_rows
         self.tokens = _without_padding(input_ids, attention_mask)
         self.rows = list(range(num_rows))

@@ -143,7 +143,8 @@ class SpecStats:
         def show(value: float | None, form: str = ".2f") -> str:
             return "n/a" if value is None else format(value, form)
 
-        by_position = " ".join(show(rate) for rate in self.acceptance_by_position) or "n/a"
+        judged = [rate for rate in self.acceptance_by_position if rate is not None]  # unjudged positions come last
+        by_position = " ".join(map(show, judged)) or "n/a"
         seconds = "  ".join(f"{name} {self.seconds[name]:.3f}" for name in PHASES)
         return "\n".join(
             [
@@ -151,7 +152,7 @@ class SpecStats:
                 f"rounds                  {self.rounds} ({show(self.coverage, '.0%')} with a draft)",
                 f"drafted / accepted      {self.drafted} / {self.accepted} ({show(self.acceptance_rate, '.0%')})",
                 f"mean acceptance length  {show(self.mean_acceptance_length)} tokens a round",
-                f"acceptance by position  {by_position}",
+                f"acceptance by position  {by_position} (of rounds that got there)",
                 f"seconds                 {seconds}",
             ]
         )

@@ -35,6 +35,6 @@ class TargetPass:
 
 def run_target(target: CachedModel, state: DecodeState, draft: Draft) -> TargetPass:
     """Runs the target over [last token, draft] of every riding row."""
-    tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1).to(target.model.device)
+    tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
     outputs = target.read(tokens, num_logits=draft.width + 1)
     return TargetPass(outputs, draft.width + 1, state.device)

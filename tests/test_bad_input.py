@@ -99,7 +99,7 @@ def test_a_folder_without_a_model(target, tmp_path):
     assert str(tmp_path) in refusal(target, assistant=str(tmp_path))
 
 
-@pytest.mark.parametrize("assistant", [3, True, 0.5, object(), PromptLookup, [PromptLookup()], torch.nn.Linear(2, 2)])
+@pytest.mark.parametrize("assistant", [3, True, 0.5, object(), [PromptLookup()], torch.nn.Linear(2, 2)])
 def test_assistants_of_another_type(target, assistant):
     message = refusal(target, assistant=assistant)
     assert type(assistant).__name__ in message and "prompt-lookup" in message

@@ -65,7 +65,8 @@ class DraftModel(Drafter):
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Raises `ValueError` if the two models score different vocabularies or sit on different devices."""
-        if self.model.device != target.device:
+        is_placed = not (host.is_offloaded(self.model) or host.is_offloaded(target))
+        if is_placed and self.model.device != target.device:
             raise ValueError(
                 f"The drafter is on {self.model.device} and the target on {target.device}. "
                 f'Move the drafter: drafter_model.to("{target.device}").'
@@ -103,8 +104,11 @@ class _DraftModelSession(DraftSession):
         cache = host.new_cache(model)
         host.refuse_cache(cache, is_filled=False)
         if len(state.rows) > 1 and not host.can_be_ragged(cache):
-            raise ValueError(f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged.")
-        self.reader = CachedModel(model, cache, host.draft_arguments(model), len(state.rows), position_limit=limit)
+            raise ValueError(
+                f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
+                "Generate one row at a time, or use another drafter."
+            )
+        self.reader = CachedModel(model, cache, host.draft_arguments(model), len(state.rows), state.device, limit)
         self.context_length = limit or 2**62
         self.is_greedy = not context.do_sample or context.draft_temperature == 0
         self.scorer = _draft_scorer(context)

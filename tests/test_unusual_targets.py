@@ -1,0 +1,116 @@
+"""Targets and calls off the beaten track: served like plain, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GitConfig, GitForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel, XLNetConfig, XLNetLMHeadModel
+
+import hf_specdec
+from hf_specdec import DraftModel, PromptLookup
+from tests.models import jittered, prompts, tiny
+
+GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def roped(kind, border, **more):
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": border} | more
+    return hf_specdec.enable(tiny(max_position_embeddings=border if kind == "dynamic" else 256, rope_parameters=rope))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("dynamic", {}), ("longrope", {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4})]
+)
+def test_rope_that_changes_with_the_length_is_served_below_its_border_only(kind, more):
+    target = roped(kind, 40, **more)
+    ids, mask = prompts(3)
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 28}
+    assert torch.equal(target.generate(ids, **kwargs), target.generate(ids, assistant=jittered(target), **kwargs))
+    with pytest.raises(ValueError, match=f"{kind} rotary embeddings"):
+        target.generate(ids, assistant="ngram", **(kwargs | {"max_new_tokens": 29}))
+
+
+def test_one_row_that_starts_beyond_the_border_of_longrope():
+    target = roped("longrope", 10, short_factor=[1.0] * 4, long_factor=[4.0] * 4)
+    ids = prompts(1)[0]
+    kwargs = GREEDY | {"max_new_tokens": 25}
+    assert torch.equal(target.generate(ids, **kwargs), target.generate(ids, assistant=jittered(target), **kwargs))
+
+
+@pytest.mark.parametrize("family", ["mistral8", "gemma3", "llama"])
+@pytest.mark.parametrize("place", [slice(-2, None), slice(5, 6)])
+def test_masks_with_holes_of_the_users_own(family, place):
+    target = hf_specdec.enable(tiny(family))
+    ids, _ = prompts(3)
+    mask = torch.ones_like(ids)
+    mask[1:, place] = 0
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 25}
+    plain = target.generate(ids, **kwargs)
+    for drafter in (jittered(target), PromptLookup(1, 3)):
+        assert torch.equal(plain, target.generate(ids, assistant=drafter, **kwargs))
+
+
+def test_models_that_do_not_read_ahead_are_refused():
+    vision = {
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 32,
+    }
+    config = GitConfig(vision_config=vision | {"patch_size": 16}, vocab_size=64, hidden_size=24, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="GitForCausalLM cannot read several tokens"):
+        hf_specdec.enable(GitForCausalLM(config))
+
+
+@pytest.mark.parametrize("make", ["openai-gpt", "xlnet"])
+def test_a_default_assistant_sits_out_models_without_a_cache(make):
+    torch.manual_seed(0)
+    if make == "xlnet":
+        model = XLNetLMHeadModel(XLNetConfig(vocab_size=64, d_model=32, n_layer=1, n_head=2, d_inner=32))
+    else:
+        model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64))
+    ids = torch.tensor([[5, 6, 7, 5, 6]])
+    kwargs = GREEDY | {"max_new_tokens": 6}
+    plain = model.eval().generate(ids, **kwargs)
+    hf_specdec.enable(model, assistant="ngram")
+    with pytest.raises(ValueError, match="no key-value cache"):
+        model.generate(ids, assistant="ngram", **kwargs)
+    assert make == "openai-gpt" or torch.equal(plain, model.generate(ids, **kwargs))
+
+
+def test_prompts_of_another_integer_type():
+    target = hf_specdec.enable(tiny())
+    ids = prompts(1)[0]
+    kwargs = GREEDY | {"max_new_tokens": 12}
+    assert torch.equal(target.generate(ids, **kwargs), target.generate(ids.int(), assistant="ngram", **kwargs).long())
+
+
+def test_compiled_wrappers_are_seen_through():
+    target, drafter = tiny(), jittered(tiny())
+    compiled = hf_specdec.enable(torch.compile(target))
+    ids = prompts(1)[0]
+    kwargs = GREEDY | {"max_new_tokens": 12}
+    ours = compiled.generate(ids, assistant=torch.compile(drafter), **kwargs)
+    assert hf_specdec.last_stats(compiled).drafted > 0
+    hf_specdec.disable(compiled)
+    assert torch.equal(ours, target.generate(ids, **kwargs))
+    assert "generate" not in vars(target)
+
+
+def test_weights_offloaded_by_accelerate():
+    from accelerate import cpu_offload
+
+    target, drafter = hf_specdec.enable(tiny()), jittered(tiny())
+    ids, mask = prompts(3)
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 15}
+    plain = target.generate(ids, **kwargs)
+    cpu_offload(target, execution_device=torch.device("cpu"))
+    assert target.device.type == "meta"
+    for assistant in ("ngram", DraftModel(drafter)):
+        assert torch.equal(plain, target.generate(ids, assistant=assistant, **kwargs))
+
+
+def test_a_class_in_place_of_a_drafter_is_told_so():
+    with pytest.raises(ValueError, match=r"pass an object, PromptLookup\(\.\.\.\)"):
+        hf_specdec.enable(tiny(), assistant=PromptLookup)
