@@ -187,8 +187,8 @@ class CachedModel:
         return (torch.arange(width, device=self.device) >= width - own).long()
 
     def _extended_mask(self, tokens: Tensor, token_mask: Tensor | None) -> Tensor | None:
-        if self.mask is None and token_mask is None:
-            return None
+        if self.mask is None and token_mask is None and not host.is_fixed(self.cache):
+            return None  # a fixed cache has empty slots, so some models need to be told which are in use
         old = torch.ones(len(tokens), self.num_slots, dtype=torch.long, device=self.device)
         new = torch.ones_like(tokens) if token_mask is None else token_mask
         return torch.cat([old if self.mask is None else self.mask, new], dim=1)

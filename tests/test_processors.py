@@ -173,6 +173,10 @@ def test_a_penalty_that_ignores_the_prompt(target, drafters, num_rows):
 @pytest.mark.parametrize("num_rows", [3])
 def test_a_penalty_that_ignores_a_prompt_of_its_own_length_in_every_row(target, drafters, num_rows):
     lengths = torch.tensor([12, 9, 4])[:num_rows]
+    try:
+        RepetitionPenaltyLogitsProcessor(1.6, prompt_ignore_length=lengths)
+    except ValueError:
+        pytest.skip("this Transformers takes one length for all rows")
 
     def processors():
         return {
