@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds, checks and times everything on a CUDA machine in under six minutes. No network is needed when torch and
+# Builds, checks and times everything on a CUDA machine; it is meant to take under six minutes. No network is needed when torch and
 # transformers are installed and MODEL names a folder with a causal language model (default: the demo model).
 #
 #   benchmarks/gpu.sh [QUESTIONS.jsonl]    results go to $OUT (default: build/gpu)
