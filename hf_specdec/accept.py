@@ -64,6 +64,15 @@ class Draft:
         """Which entries of `tokens` are drafted tokens, shape (B, N)."""
         return torch.arange(self.width, device=self.tokens.device) < self.lengths[:, None]
 
+    def widened(self, width: int) -> Draft:
+        """The same draft with padding up to a width: compiled passes come in few widths."""
+        missing = width - self.width
+        if missing <= 0:
+            return self
+        pad = torch.nn.functional.pad
+        probs = None if self.probs is None else pad(self.probs, (0, 0, 0, missing))
+        return Draft(pad(self.tokens, (0, missing)), self.lengths, probs)
+
     def at(self, index: int) -> Draft:
         """The draft of one position alone, shape (B, 1): what step-by-step acceptance judges."""
         if index >= self.width:

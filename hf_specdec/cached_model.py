@@ -6,6 +6,8 @@ leave holes, which the attention mask hides, while position ids say where in its
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +18,14 @@ from hf_specdec import host
 # A cache is compacted when closing its holes would free more than this share of its slots.
 _MAX_WASTE = 0.25
 _NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True)
+class CompiledPasses:
+    """A compiled forward pass, and the few widths it is compiled for (each is compiled once, for up to a minute)."""
+
+    call: Callable
+    widths: tuple[int, ...]
 
 
 class CachedModel:
@@ -32,6 +42,7 @@ class CachedModel:
         device: where masks and positions are kept: that of the tokens (an offloaded model has none of its own).
         position_limit: positions are clamped below it; for drafters whose context is shorter than the
             target's, where some rows may run past it without being used.
+        compiled: the model's compiled pass and its widths; passes of other widths run uncompiled.
 
     Attributes:
         num_slots: slots in the cache.
@@ -50,12 +61,14 @@ class CachedModel:
         num_rows: int,
         device: torch.device,
         position_limit: int | None = None,
+        compiled: CompiledPasses | None = None,
     ):
         self.model = model
         self.cache = cache
         self.arguments = arguments
         self.device = device
         self.position_limit = position_limit
+        self.compiled = compiled
         self.num_slots = 0
         self.num_tokens = [0] * num_rows
         self.num_committed = [0] * num_rows
@@ -112,7 +125,8 @@ class CachedModel:
         shown = positions
         if positions is not None and self.position_limit is not None:
             shown = positions.clamp(max=self.position_limit - 1)
-        outputs = host.forward(self.model, tokens, self.cache, mask, shown, num_logits, self.arguments)
+        call = self.compiled.call if self.compiled is not None and width in self.compiled.widths else None
+        outputs = host.forward(self.model, tokens, self.cache, mask, shown, num_logits, self.arguments, call)
         # Only now has the pass happened: an exception above leaves the bookkeeping as it was.
         self.cache, self.mask = host.cache_of(outputs), mask
         self.next_positions = None if positions is None else positions[..., -1] + 1
@@ -161,9 +175,12 @@ class CachedModel:
         Args:
             padding: masked slots in front of every row's first token.
         """
-        if self.mask is None or not host.can_be_ragged(self.cache):
+        is_as_left = self.mask is None and not any(padding)
+        if is_as_left or not host.can_be_ragged(self.cache):
             return
         num_slots = max(p + n for p, n in zip(padding, self.num_tokens, strict=True))
+        if self.mask is None:  # compacted, padding and all
+            self.mask = torch.ones(len(padding), self.num_slots, dtype=torch.long, device=self.device)
         counts = torch.tensor(self.num_tokens, device=self.device)[:, None]
         rank = torch.arange(num_slots, device=self.device) - torch.tensor(padding, device=self.device)[:, None]
         order = torch.argsort(self.mask, dim=1, stable=True)  # the row's tokens come last
@@ -217,7 +234,8 @@ class CachedModel:
 
     def _compact_when_sparse(self) -> None:
         freed = self.num_slots - max(self.num_tokens)
-        if freed > _MAX_WASTE * self.num_slots and host.can_be_ragged(self.cache):
+        tolerated = 0 if host.is_fixed(self.cache) else _MAX_WASTE * self.num_slots  # a fixed cache would overflow
+        if freed > tolerated and host.can_be_ragged(self.cache):
             self._compact()
 
     def _compact(self) -> None:

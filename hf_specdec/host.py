@@ -408,6 +408,7 @@ def forward(
     position_ids: Tensor | None,
     num_logits: int,
     kwargs: dict[str, Any],
+    call: Callable | None = None,
 ) -> Any:
     """One pass after the prompt.
 
@@ -419,6 +420,7 @@ def forward(
         position_ids: shape (..., B, W); `None` for models that count by themselves.
         num_logits: positions to score, counted from the end.
         kwargs: the call's other model arguments.
+        call: what runs the pass; `None` is the model itself, uncompiled.
     """
     arguments = dict(kwargs)
     if mask is not None:
@@ -434,7 +436,14 @@ def forward(
             arguments[name] = torch.zeros_like(tokens)
     arguments[CACHE_NAME] = cache
     inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
-    return model(**inputs, return_dict=True)
+    return (call or model)(**inputs, return_dict=True)
+
+
+def compiled_call(model: Any, generation_config: GenerationConfig, cache: Any) -> Callable | None:
+    """The model's compiled pass, if plain `generate` would compile its passes on this cache; else `None`."""
+    if not model._valid_auto_compile_criteria({CACHE_NAME: cache}, generation_config):
+        return None
+    return model.get_compiled_call(generation_config.compile_config)
 
 
 def _mask_name(model: Any) -> str:
@@ -536,12 +545,18 @@ def can_be_ragged(cache: Cache) -> bool:
     )
 
 
-def with_room(model: Any, cache: Any, num_slots: int) -> Any:
+def with_room(model: Any, cache: Any, max_length: int, num_ahead: int) -> Any:
     """A fixed cache that the host has just made, replaced by one with room for drafts in all rows; others stay.
 
     Passes are as wide as the widest draft and rows that have ended ride along, so the widest pass must fit behind
     the longest text. Sliding layers keep everything: their ring buffers cannot be rolled back, and their masks do
     the forgetting.
+
+    Args:
+        model: the target.
+        cache: what the host prepared.
+        max_length: tokens the longest text may get.
+        num_ahead: tokens of the widest pass.
     """
     is_ours_to_replace = type(cache) is StaticCache and not getattr(cache, "_is_user_defined", False)
     if not is_ours_to_replace or cache.offloading:
@@ -549,7 +564,14 @@ def with_room(model: Any, cache: Any, num_slots: int) -> Any:
     config = model.config.get_text_config(decoder=True)
     if {type(layer) for layer in cache.layers} - {StaticLayer, StaticSlidingWindowLayer}:
         return cache
-    return _RoomyStaticCache(config, num_slots)
+    # The host makes a cache no smaller than the last one, so that compiled passes meet the same shapes again.
+    longest = max(max_length, *(layer.max_cache_len + 1 for layer in cache.layers))
+    return _RoomyStaticCache(config, longest + num_ahead)
+
+
+def new_static_cache(model: Any, num_slots: int) -> Cache:
+    """An empty fixed cache of plain layers, which can be rolled back and rearranged."""
+    return _RoomyStaticCache(model.config.get_text_config(decoder=True), num_slots)
 
 
 class _RoomyStaticCache(StaticCache):

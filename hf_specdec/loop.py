@@ -11,8 +11,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from hf_specdec import host
 from hf_specdec.accept import Draft
-from hf_specdec.cached_model import CachedModel
-from hf_specdec.drafters.base import DraftContext, Drafter
+from hf_specdec.cached_model import CachedModel, CompiledPasses
+from hf_specdec.drafters.base import Compilation, DraftContext, Drafter
 from hf_specdec.judge import Judge
 from hf_specdec.noise import Noise, RoundNoise
 from hf_specdec.options import SpeculationOptions
@@ -52,8 +52,16 @@ class Request:
         """The request with a cache in which drafts have room."""
         embedded = self.arguments.get("inputs_embeds")
         max_length = self.config.max_length + (0 if embedded is None else embedded.shape[1])
-        cache = host.with_room(model, self.cache, max_length + num_draft_tokens + 1)
+        cache = host.with_room(model, self.cache, max_length, num_draft_tokens + 1)
         return replace(self, arguments=self.arguments | {host.CACHE_NAME: cache})
+
+    def compiled_passes(self, model: PreTrainedModel, num_draft_tokens: int) -> CompiledPasses | None:
+        """The target's compiled pass, where plain `generate` would compile: plain steps, short and full drafts."""
+        call = host.compiled_call(model, self.config, self.cache)
+        if call is None:
+            return None
+        short = num_draft_tokens // 4
+        return CompiledPasses(call, tuple(sorted({1, short + 1, num_draft_tokens + 1})))
 
 
 class SpeculativeLoop:
@@ -95,10 +103,14 @@ class SpeculativeLoop:
         self.in_lockstep = self._needs_lockstep()
         self.returns_cache = host.cache_wanted(config, request.cache)
         self.target = CachedModel(
-            model, request.cache, host.after_prompt(model, request.arguments), num_rows, self.state.device
+            model,
+            request.cache,
+            host.after_prompt(model, request.arguments),
+            num_rows,
+            self.state.device,
+            compiled=request.compiled_passes(model, self.num_draft_tokens),
         )
-        context = DraftContext(model, self.do_sample, self.scorer.stateless_part(), options.draft_temperature)
-        self.session = drafter.start(context, self.state)
+        self.session = drafter.start(self._draft_context(options), self.state)
         self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
 
     def run(self) -> Any:
@@ -119,8 +131,10 @@ class SpeculativeLoop:
         is_first = self.target.num_slots == 0
         with self.stats.phase("draft"):
             limits = self._limits(is_first)
-            noise = self._round_noise(max(limits))
+            width = self._pass_width(max(limits), is_first)
+            noise = self._round_noise(width)
             draft = self._draft(limits, noise)
+            draft = draft.widened(self._pass_width(draft.width, is_first))
         with self.stats.phase("prefill" if is_first else "verify"):
             target_pass = self._prefill(draft) if is_first else run_target(self.target, self.state, draft)
         with self.stats.phase("accept"):
@@ -134,6 +148,16 @@ class SpeculativeLoop:
             self.session.commit(self.state, outcome)
             self.stream.advance(self.state)
             self._drop_finished_rows()
+
+    def _draft_context(self, options: SpeculationOptions) -> DraftContext:
+        capacity = host.capacity(self.request.cache)
+        return DraftContext(
+            self.model,
+            self.do_sample,
+            self.scorer.stateless_part(),
+            options.draft_temperature,
+            Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
+        )
 
     def _needs_lockstep(self) -> bool:
         """Whether rows must advance together, or tokens be judged one by one."""
@@ -154,9 +178,18 @@ class SpeculativeLoop:
             return [0] * len(state.rows)
         num_pending = state.prompt_length if is_first else 1
         # The pass is as wide as the widest draft, so that much room every row must have.
-        widest = max(0, min(self.num_draft_tokens, min(self.target.room()) - num_pending))
+        room = min(self.target.room()) - num_pending
+        widest = max(0, min(self.num_draft_tokens, room))
+        if self.target.compiled is not None and not is_first:
+            widest = max(width - 1 for width in self.target.compiled.widths if width == 1 or width - 1 <= room)
         until_end = [0 if state.finished[row] else self.stopping.max_length - state.lengths[row] for row in state.rows]
         return [min(widest, max(0, tokens - 1)) for tokens in until_end]
+
+    def _pass_width(self, num_drafted: int, is_first: bool) -> int:
+        """Drafted tokens the round's pass has room for: compiled passes come in few widths."""
+        if self.target.compiled is None or is_first:
+            return num_drafted
+        return min(width - 1 for width in self.target.compiled.widths if width > num_drafted)
 
     def _round_noise(self, width: int) -> RoundNoise | None:
         if self.noise is None:

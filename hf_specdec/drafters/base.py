@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.accept import Draft
 from hf_specdec.noise import RoundNoise
@@ -14,6 +14,19 @@ from hf_specdec.options import SpeculationOptions
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stats import SharedStats
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """How a drafter's own passes are to be compiled, in a call that compiles the target's.
+
+    Attributes:
+        config: the call's generation config, which holds the settings.
+        num_slots: slots of the target's fixed cache: enough for a drafter's.
+    """
+
+    config: GenerationConfig
+    num_slots: int
 
 
 @dataclass(frozen=True)
@@ -25,12 +38,14 @@ class DraftContext:
         do_sample: whether the call samples. If not, drafting greedily is best.
         scorer: the call's stateless logits processors, for drafters that draft from a law.
         draft_temperature: the temperature asked for, `None` for the call's own.
+        compilation: set if the call's passes are compiled.
     """
 
     target: PreTrainedModel
     do_sample: bool
     scorer: Scorer
     draft_temperature: float | None = None
+    compilation: Compilation | None = None
 
 
 class DraftSession(ABC):

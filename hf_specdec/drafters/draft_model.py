@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import host
 from hf_specdec.accept import Draft, sample
-from hf_specdec.cached_model import CachedModel
-from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
+from hf_specdec.cached_model import CachedModel, CompiledPasses
+from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.scorer import Scorer
@@ -101,14 +101,15 @@ class _DraftModelSession(DraftSession):
 
     def __init__(self, drafter: DraftModel, context: DraftContext, state: DecodeState):
         model, limit = drafter.model, host.max_positions(drafter.model)
-        cache = host.new_cache(model)
+        cache, compiled = _cache_and_call(model, context.compilation)
         host.refuse_cache(cache, is_filled=False)
         if len(state.rows) > 1 and not host.can_be_ragged(cache):
             raise ValueError(
                 f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
                 "Generate one row at a time, or use another drafter."
             )
-        self.reader = CachedModel(model, cache, host.draft_arguments(model), len(state.rows), state.device, limit)
+        arguments = host.draft_arguments(model)
+        self.reader = CachedModel(model, cache, arguments, len(state.rows), state.device, limit, compiled)
         self.context_length = limit or 2**62
         self.is_greedy = not context.do_sample or context.draft_temperature == 0
         self.scorer = _draft_scorer(context)
@@ -145,6 +146,8 @@ class _DraftModelSession(DraftSession):
         # that needs most, so that pending tokens form a block without holes.
         still_valid = [min(accepted, self.num_drafted - 1) for accepted in outcome.accepted]
         num_pending = max(len(new) - valid for new, valid in zip(outcome.appended, still_valid, strict=True))
+        if self.reader.compiled is not None:
+            num_pending = max(num_pending, *self.reader.compiled.widths)
         lengths = [len(state.tokens[row]) for row in state.rows]
         committed = self.reader.num_committed
         self.reader.commit([max(0, n - num_pending - done) for n, done in zip(lengths, committed, strict=True)])
@@ -177,6 +180,17 @@ class _DraftModelSession(DraftSession):
             token = sample(law, noise.draws[:, step]).clamp(min=0)  # a broken law is refused by the target
         state.write(token[:, None], offset=step)
         return token, law
+
+
+def _cache_and_call(model: PreTrainedModel, compilation: Compilation | None) -> tuple[Any, CompiledPasses | None]:
+    """A cache for the draft model, and its compiled pass if the call compiles and this model can."""
+    if compilation is not None:
+        cache = host.new_static_cache(model, compilation.num_slots)
+        call = host.compiled_call(model, compilation.config, cache)
+        if call is not None:
+            # One token after the other, behind the two that a round leaves pending at most.
+            return cache, CompiledPasses(call, (1, 2))
+    return host.new_cache(model), None
 
 
 class _SharedVocabulary:
