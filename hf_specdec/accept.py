@@ -19,6 +19,8 @@ from torch import Tensor
 
 # What `sample` returns in place of a token where there is no law to draw from.
 NO_LAW = -1
+# The length of a draft that broke its contract: no token of it is judged, and the round is refused.
+UNSOUND = -1
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Judge:
         tokens = columns.scatter(1, verdict.accepted[:, None], verdict.next_tokens[:, None])
         state.write(tokens)
         read = torch.cat([draft.lengths[:, None], verdict.accepted[:, None], tokens], dim=1).tolist()
+        _refuse_unsound([row[0] for row in read])
         _refuse_lawless([row[2 + row[1]] for row in read])
         appended, finished = [], []
         for place, (row, (_, accepted, *new)) in enumerate(zip(state.rows, read, strict=True)):
@@ -74,6 +75,7 @@ class Judge:
             verdict = self._one_verdict(draft.at(offset), scores, noise, offset)
             drafted, kept, tokens = torch.stack([draft.lengths, *verdict]).tolist()
             tokens = columns.filled(tokens)
+            _refuse_unsound(drafted)
             _refuse_lawless(tokens)
             state.write(torch.tensor(tokens, device=state.device)[:, None], offset)
             for row in state.rows:
@@ -116,6 +118,14 @@ def _refuse_lawless(tokens: list[int]) -> None:
         raise ValueError(
             "The target's scores are no probability law: they hold NaN or +inf, or every token is forbidden. Look at "
             "the model's dtype and at the logits processors (remove_invalid_values=True replaces NaN and inf)."
+        )
+
+
+def _refuse_unsound(lengths: list[int]) -> None:
+    if accept.UNSOUND in lengths:
+        raise ValueError(
+            "The drafter returned a draft that cannot be verified: ids outside the target's vocabulary, more tokens "
+            "than a row was allowed, or a law that does not sum to one or gives a drafted token no mass."
         )
 
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel, CompiledPasses
-from hf_specdec.drafters.base import Compilation, DraftContext, Drafter
+from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, checked
 from hf_specdec.judge import Judge
 from hf_specdec.noise import Noise, RoundNoise
 from hf_specdec.options import SpeculationOptions
@@ -89,10 +89,8 @@ class SpeculativeLoop:
         self.stats = SpecStats(calls=1)
         mask = host.decoder_mask(model, request.arguments)
         self.state = DecodeState(request.input_ids, mask, host.fill_id(config))
-        self.noise = None
-        if self.do_sample:
-            coupled_vocabulary = host.vocabulary_size(model) if options.is_coupled else None
-            self.noise = Noise(options.first_seed(), self.state.device, coupled_vocabulary)
+        self.vocabulary = host.vocabulary_size(model)
+        self.noise = self._new_noise(options)
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
         self.request = request = request.with_room(model, self.num_draft_tokens)
         host.refuse_cache(request.cache, is_filled=False)
@@ -149,6 +147,11 @@ class SpeculativeLoop:
             self.stream.advance(self.state)
             self._drop_finished_rows()
 
+    def _new_noise(self, options: SpeculationOptions) -> Noise | None:
+        if not self.do_sample:
+            return None
+        return Noise(options.first_seed(), self.state.device, self.vocabulary if options.is_coupled else None)
+
     def _draft_context(self, options: SpeculationOptions) -> DraftContext:
         capacity = host.capacity(self.request.cache)
         return DraftContext(
@@ -199,7 +202,7 @@ class SpeculativeLoop:
     def _draft(self, limits: list[int], noise: RoundNoise | None) -> Draft:
         if max(limits) == 0:
             return Draft.empty(len(limits), self.state.device)
-        return self.session.propose(self.state, limits, noise)
+        return checked(self.session.propose(self.state, limits, noise), limits, self.vocabulary)
 
     def _prefill(self, draft: Draft) -> TargetPass:
         """The prompt's pass, made by the host; a draft may ride behind the prompt."""

@@ -124,6 +124,23 @@ class Faulty:
         self.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
+    def drafting(self, drafter):
+        start = drafter.start
+
+        def faulty_start(context, state):
+            session = start(context, state)
+            propose = session.propose
+
+            def faulty_propose(*args):
+                self.tick()
+                return propose(*args)
+
+            session.propose = faulty_propose
+            return session
+
+        drafter.start = faulty_start
+        return drafter
+
     def put(self, value):
         self.tick()
 
@@ -132,18 +149,22 @@ class Faulty:
 
 
 @settings(max_examples=40, **QUIET)
-@given(cases, st.sampled_from(["processor", "criterion", "streamer"]), st.integers(1, 12))
+@given(cases, st.sampled_from(["processor", "criterion", "streamer", "drafter"]), st.integers(1, 12))
 def test_a_fault_leaves_the_model_able_to_say_what_plain_says(case, place, moment):
     faulty = Faulty(moment)
     plug = {
         "processor": {"logits_processor": [faulty.processor]},
         "criterion": {"stopping_criteria": [faulty.criterion]},
         "streamer": {"streamer": faulty},
+        "drafter": {},
     }[place]
+    drafter = drafter_of(case)
+    if place == "drafter":
+        drafter = faulty.drafting(drafter)
     case = case | {"lockstep": False}
     before = set(vars(target(case["family"])))
     with contextlib.suppress(RuntimeError):
-        run(case, drafter_of(case), **plug)
+        run(case, drafter, **plug)
     assert place != "streamer" or faulty.ended
     assert set(vars(target(case["family"]))) <= before | {"_previous_max_cache_length"}
     check(case)

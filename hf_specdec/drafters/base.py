@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.accept import Draft
+from hf_specdec.accept import UNSOUND, Draft
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.scorer import Scorer
@@ -101,3 +103,45 @@ class Drafter(ABC):
     @abstractmethod
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call."""
+
+
+def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:
+    """The draft, with length `UNSOUND` in rows that break the contract of `DraftSession.propose`.
+
+    Shapes are judged here and now. Values are judged on the draft's device without waiting for it: whoever reads
+    the lengths finds the mark. Ids are clamped, so that the target can read them whatever they are.
+
+    Args:
+        draft: as proposed.
+        limits: most tokens of every row.
+        vocabulary: V, ids the target knows.
+
+    Raises:
+        ValueError: if a shape or a dtype is wrong.
+    """
+    rows, width = len(limits), draft.width
+    shapes = {"tokens": (rows, width), "lengths": (rows,)}
+    if draft.probs is not None:
+        shapes["probs"] = (rows, width, vocabulary)
+    for name, shape in shapes.items():
+        if (found := tuple(getattr(draft, name).shape)) != shape:
+            raise ValueError(f"The drafter returned {name} of shape {found}; {shape} was expected.")
+    if width > max(limits):
+        raise ValueError(f"The drafter returned drafts {width} tokens wide; {max(limits)} were allowed.")
+    if draft.tokens.is_floating_point() or draft.lengths.is_floating_point():
+        raise ValueError("The drafter returned tokens or lengths that are no integers.")
+    tokens = draft.tokens.clamp(0, vocabulary - 1)
+    allowed = torch.tensor(limits, device=draft.lengths.device)
+    is_sound = (draft.lengths >= 0) & (draft.lengths <= allowed)
+    is_sound &= ((tokens == draft.tokens) & _is_law(draft) | ~draft.valid).all(dim=1)
+    return Draft(tokens, torch.where(is_sound, draft.lengths, UNSOUND), draft.probs)
+
+
+def _is_law(draft: Draft) -> Tensor:
+    """At which positions the reported law is one, and gives the drafted token a mass; (B, N) or a scalar."""
+    if draft.probs is None:
+        return torch.ones((), dtype=torch.bool, device=draft.tokens.device)
+    total = draft.probs.sum(dim=-1)
+    tolerance = 1e-3 if draft.probs.dtype in (torch.float32, torch.float64) else 3e-2
+    mass = draft.probs.gather(2, draft.tokens.clamp(0, draft.probs.shape[-1] - 1)[..., None])[..., 0]
+    return ((total - 1).abs() <= tolerance) & (draft.probs.amin(dim=-1) >= 0) & (mass > 0)
