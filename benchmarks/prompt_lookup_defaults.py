@@ -116,7 +116,7 @@ def replayed(prompt: list[int], answer: list[int], setting: tuple, costs: list[f
     index = NgramIndex(smallest, largest, prefer, per_match)
     text, done, passes, cost = list(prompt), 0, 0, 0.0
     while done < len(answer):
-        draft = index.propose(text, min(longest, len(answer) - done - 1))
+        draft = index.copy(text, min(longest, len(answer) - done - 1)).tokens
         if not runs_on:
             draft = draft[: _copied_from_text(index, text, draft)]
         accepted = next((i for i, token in enumerate(draft) if token != answer[done + i]), len(draft))

@@ -11,7 +11,7 @@ positions: position i judges drafted token i, and the last one supplies the toke
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -32,11 +32,13 @@ class Draft:
         lengths: number of drafted tokens of every row, shape (B,), each in [0, N].
         probs: the law every token was drawn from, shape (B, N, V), rows summing to one; `None` when each
             token is the drafter's only proposal (n-gram copies, greedy drafting): a point mass.
+        arms: which of several drafters drafted for every row, `None` for nobody; only the statistics read it.
     """
 
     tokens: Tensor
     lengths: Tensor
     probs: Tensor | None = None
+    arms: list[str | None] | None = None
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
@@ -73,7 +75,7 @@ class Draft:
             return self
         pad = torch.nn.functional.pad
         probs = None if self.probs is None else pad(self.probs, (0, 0, 0, missing))
-        return Draft(pad(self.tokens, (0, missing)), self.lengths, probs)
+        return replace(self, tokens=pad(self.tokens, (0, missing)), probs=probs)
 
     def at(self, index: int) -> Draft:
         """The draft of one position alone, shape (B, 1): what step-by-step acceptance judges."""
@@ -111,14 +113,17 @@ class Thresholds(NamedTuple):
     weights: Tensor
 
 
-def greedy(draft: Draft, scores: Tensor) -> Verdict:
-    """Keeps the longest prefix of the draft that equals the target's own argmax.
+def matched(draft: Draft, choices: Tensor) -> Verdict:
+    """Keeps the longest prefix of the draft that equals what the target itself chooses.
+
+    With argmaxes as choices this is greedy verification. With samples of the target's law it is exact for any draft
+    that does not depend on their noise, since only samples are ever emitted; for a point mass it accepts as often as
+    any rule can.
 
     Args:
         draft: the proposal; its `probs` do not matter.
-        scores: processed scores of the target, shape (B, N + 1, V).
+        choices: the target's token at every position, shape (B, N + 1).
     """
-    choices = scores.argmax(dim=-1)  # (B, N + 1)
     agrees = (draft.tokens == choices[:, :-1]) & draft.valid
     accepted = _leading(agrees)
     return Verdict(accepted, choices.gather(1, accepted[:, None])[:, 0])
@@ -237,12 +242,12 @@ def sampled(rule: str, draft: Draft, target_probs: Tensor, coins: Tensor, unifor
         draft: the proposal.
         target_probs: the target's law at every position, shape (B, N + 1, V).
         coins: one number on [0, 1) for every drafted token, shape (B, N), independent of the draft.
-        uniforms: one more for the token that follows, shape (B,).
+        uniforms: one for every position, should the token that follows the accepted ones stand there; (B, N + 1).
     """
     thresholds = RULES[rule].thresholds(draft, target_probs)
     accepted = RULES[rule].accepted(thresholds, coins)
     law = next_token_law(draft, target_probs, thresholds.weights, accepted)
-    return Verdict(accepted, sample(law, uniforms))
+    return Verdict(accepted, sample(law, uniforms.gather(1, accepted[:, None])[:, 0]))
 
 
 def one_step(draft: Draft, law: Tensor, coins: Tensor, uniforms: Tensor) -> Verdict:
@@ -264,9 +269,8 @@ def one_step(draft: Draft, law: Tensor, coins: Tensor, uniforms: Tensor) -> Verd
     return Verdict(accepted, torch.where(accepted > 0, draft.tokens[:, 0], replacement))
 
 
-def one_greedy_step(draft: Draft, scores: Tensor) -> Verdict:
-    """`one_step` for greedy decoding: scores of shape (B, V)."""
-    choices = scores.argmax(dim=-1)
+def one_match(draft: Draft, choices: Tensor) -> Verdict:
+    """`matched` at one position: a draft of shape (B, 1) and choices (B,)."""
     accepted = (draft.tokens[:, 0] == choices) & (draft.lengths > 0)
     return Verdict(accepted.long(), choices)
 

@@ -95,22 +95,26 @@ class Judge:
 
     def _verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None) -> Verdict:
         if not self.do_sample:
-            return accept.greedy(draft, scores)
+            return accept.matched(draft, scores.argmax(dim=-1))
         assert noise is not None
         if noise.gumbels is not None:
-            return accept.greedy(draft, scores + noise.gumbels[:, : draft.width + 1])
-        coins = noise.coins[:, : draft.width]
-        return accept.sampled(self.rule, draft, scores.softmax(dim=-1), coins, noise.final)
+            return accept.matched(draft, (scores + noise.gumbels[:, : draft.width + 1]).argmax(dim=-1))
+        laws, finals = scores.softmax(dim=-1), noise.finals[:, : draft.width + 1]
+        if draft.probs is None:
+            return accept.matched(draft, accept.sample(laws, finals))
+        return accept.sampled(self.rule, draft, laws, noise.coins[:, : draft.width], finals)
 
     def _one_verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None, offset: int) -> Verdict:
+        """The verdict at one position: of `draft`, shape (B, 1), on scores (B, V)."""
         if not self.do_sample:
-            return accept.one_greedy_step(draft, scores)
+            return accept.one_match(draft, scores.argmax(dim=-1))
         assert noise is not None
         if noise.gumbels is not None:
-            return accept.one_greedy_step(draft, scores + noise.gumbels[:, offset])
-        if offset == noise.coins.shape[1]:  # behind the longest draft there is nothing left to judge
-            return accept.one_step(draft, scores.softmax(dim=-1), noise.final, noise.final)
-        return accept.one_step(draft, scores.softmax(dim=-1), noise.coins[:, offset], noise.replacements[:, offset])
+            return accept.one_match(draft, (scores + noise.gumbels[:, offset]).argmax(dim=-1))
+        law, finals = scores.softmax(dim=-1), noise.finals[:, offset]
+        if draft.probs is None:
+            return accept.one_match(draft, accept.sample(law, finals))
+        return accept.one_step(draft, law, noise.coins[:, offset], finals)
 
 
 def _refuse_lawless(tokens: list[int]) -> None:

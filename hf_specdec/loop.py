@@ -12,7 +12,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel, CompiledPasses
-from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, checked
+from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession, checked
+from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.judge import Judge
 from hf_specdec.noise import Noise, RoundNoise
 from hf_specdec.options import SpeculationOptions
@@ -108,7 +109,7 @@ class SpeculativeLoop:
             self.state.device,
             compiled=request.compiled_passes(model, self.num_draft_tokens),
         )
-        self.session = drafter.start(self._draft_context(options), self.state)
+        self.session = self._new_session(options)
         self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
 
     def run(self) -> Any:
@@ -139,7 +140,7 @@ class SpeculativeLoop:
             judge = self.judge.step_by_step if self.in_lockstep else self.judge.all_at_once
             outcome = judge(self.state, draft, target_pass, noise)
         with self.stats.phase("bookkeeping"):
-            self._record(outcome)
+            self._record(draft, outcome)
             # A pass reads [last token, draft], so its first n tokens are the ones that n new tokens follow.
             self.target.commit([len(tokens) for tokens in outcome.appended])
             self.state.commit(outcome)
@@ -152,15 +153,23 @@ class SpeculativeLoop:
             return None
         return Noise(options.first_seed(), self.state.device, self.vocabulary if options.is_coupled else None)
 
-    def _draft_context(self, options: SpeculationOptions) -> DraftContext:
-        capacity = host.capacity(self.request.cache)
-        return DraftContext(
+    def _new_session(self, options: SpeculationOptions) -> DraftSession:
+        """Starts the drafter: at fixed lengths if the call wants them, else only as far as it pays."""
+        drafter, capacity = self.drafter, host.capacity(self.request.cache)
+        context = DraftContext(
             self.model,
             self.do_sample,
             self.scorer.stateless_part(),
             options.draft_temperature,
             Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
+            self.in_lockstep,
         )
+        is_drawn = self.do_sample and any(arm.draws for arm in drafter.arms)
+        is_fixed = not options.is_scheduled(is_drawn)
+        if is_fixed and len(drafter.arms) == 1:
+            return drafter.start(context, self.state)
+        experience = drafter.experience_with(self.model)
+        return scheduled(drafter.arms, context, self.state, experience, is_fixed)
 
     def _needs_lockstep(self) -> bool:
         """Whether rows must advance together, or tokens be judged one by one."""
@@ -224,12 +233,13 @@ class SpeculativeLoop:
         self.padding = [self.target.num_slots - count for count in self.target.num_tokens]
         return TargetPass(outputs, num_positions, self.state.device)
 
-    def _record(self, outcome: Outcome) -> None:
+    def _record(self, draft: Draft, outcome: Outcome) -> None:
         self.stats.target_passes += 1
-        counts = zip(self.state.rows, outcome.drafted, outcome.accepted, outcome.emitted, strict=True)
-        for row, drafted, accepted, emitted in counts:
+        names = draft.arms or [self.drafter.name] * len(self.state.rows)
+        counts = zip(self.state.rows, outcome.drafted, outcome.accepted, outcome.emitted, names, strict=True)
+        for row, drafted, accepted, emitted, name in counts:
             if not self.state.finished[row]:
-                self.stats.record_row(drafted, accepted, emitted)
+                self.stats.record_row(drafted, accepted, emitted, name or self.drafter.name)
 
     def _drop_finished_rows(self) -> None:
         """Takes ended rows out of the passes, unless something needs the batch whole."""

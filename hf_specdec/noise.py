@@ -1,8 +1,8 @@
 """Random numbers that belong to a row and a position, not to a batch.
 
-A row's numbers are a function of (seed, row, tokens it had emitted when the round began): they do not depend
-on the other rows, on the width of the batch's draft or on the global random state. Philox is a
-counter-based generator, so there is no stream to keep in step.
+A row's numbers are a function of (seed, row, tokens it has emitted): they do not depend on the other rows, on the width
+of the batch's draft or on the global random state. Philox is a counter-based generator, so there is no stream to keep
+in step.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class RoundNoise:
     """Independent uniforms on [0, 1) for one round; float64, or float32 where the device has no float64.
 
     Attributes:
-        final: for the target's own token after the accepted ones, shape (B,).
+        finals: for the target's own token at every position, shape (B, N + 1). They belong to the row and the position
+            in its text, whatever the round: a token that is not drafted, or drafted as a point mass, depends on
+            nothing else.
         draws: for drawing the draft, shape (B, N).
         coins: for judging it, shape (B, N).
-        replacements: for the token in place of a refused one in step-by-step acceptance, shape (B, N).
         gumbels: standard Gumbel noise for every token of every position, shape (B, N + 1, V), in coupled sampling
-            only. It belongs to the row and the position in its text, whatever the round.
+            only. It belongs to the row and the position too.
     """
 
-    final: Tensor
+    finals: Tensor
     draws: Tensor
     coins: Tensor
-    replacements: Tensor
     gumbels: Tensor | None = None
 
 
@@ -59,13 +59,16 @@ class Noise:
                 two rounds of a row share numbers (block verification looks at coins it does not use up).
             width: N.
         """
-        numbers = [self._of_row(row, count, width) for row, count in zip(rows, num_emitted, strict=True)]
-        block = torch.from_numpy(numpy.stack(numbers)).to(device=self.device, dtype=self.dtype)
-        block = block.clamp(max=1 - torch.finfo(self.dtype).eps)  # so that u * total stays below every total
-        per_token = block[:, 1:].unflatten(1, (width, 3)) if width else block.new_empty(len(rows), 0, 3)
-        draws, coins, replacements = per_token.unbind(dim=2)
+        pairs = list(zip(rows, num_emitted, strict=True))
+        per_round = self._uniforms([self._of_round(row, count, width) for row, count in pairs])  # (B, N, 2)
+        finals = self._uniforms([self._of_positions(row, count, width + 1) for row, count in pairs])
         gumbels = self._gumbels_of_round(rows, num_emitted, width)
-        return RoundNoise(block[:, 0], draws, coins, replacements, gumbels)
+        return RoundNoise(finals, per_round[..., 0], per_round[..., 1], gumbels)
+
+    def _uniforms(self, numbers: list[numpy.ndarray]) -> Tensor:
+        """One array a row, on the device; clamped so that u * total stays below every total."""
+        stacked = torch.from_numpy(numpy.stack(numbers)).to(device=self.device, dtype=self.dtype)
+        return stacked.clamp(max=1 - torch.finfo(self.dtype).eps)
 
     def gumbels(self, row: int, position: int) -> Tensor:
         """Standard Gumbel noise of one position of a row's output (from 0), shape (V,)."""
@@ -84,8 +87,15 @@ class Noise:
         of_rows = [[self.gumbels(row, start + i) for i in range(width + 1)] for row, start in first.items()]
         return torch.stack([torch.stack(positions) for positions in of_rows])
 
-    def _of_row(self, row: int, num_emitted: int, width: int) -> numpy.ndarray:
-        return self._generator(row, num_emitted, stream=0).random(1 + 3 * width)
+    def _of_round(self, row: int, num_emitted: int, width: int) -> numpy.ndarray:
+        """Numbers (N, 2) of a row's round that began after so many tokens."""
+        return self._generator(row, num_emitted, stream=0).random((width, 2))
+
+    def _of_positions(self, row: int, first: int, count: int) -> numpy.ndarray:
+        """One number for each of `count` positions: every one starts a block of four, which one counter value fills."""
+        key = numpy.array([self.seed, row], dtype=numpy.uint64)
+        counter = numpy.array([first, 0, 0, 2], dtype=numpy.uint64)
+        return numpy.random.Generator(numpy.random.Philox(key=key, counter=counter)).random(4 * count)[::4]
 
     def _generator(self, row: int, position: int, stream: int) -> numpy.random.Generator:
         key = numpy.array([self.seed, row], dtype=numpy.uint64)

@@ -18,7 +18,8 @@ class SpeculationOptions:
     """How a call drafts and verifies. `None` means: not said here, ask the next more general place.
 
     Args:
-        num_draft_tokens: longest draft of a round, at least 1. Unset, the drafter's own default counts. As an
+        num_draft_tokens: longest draft of a round, at least 1; every draft is then as long as the drafter can make it.
+            Unset, every round drafts as far as it pays by the measured record, at most the drafter's default. As an
             argument of a call it may also be given as `num_assistant_tokens`; that field of a GenerationConfig
             steers the host's own assisted decoding and does not count here.
         draft_temperature: temperature the drafter samples at; 0 drafts greedily. Unset, the drafter uses
@@ -28,7 +29,10 @@ class SpeculationOptions:
             noise to (seed, row, position): the sampled text is then the same whatever the drafter, its draft
             length or the batch, at the price of some acceptance. Greedy decoding has only one rule, so there
             the choice changes nothing.
-        seed: makes sampling reproducible; without it the seed is drawn from torch's global generator.
+        seed: makes sampling reproducible; without it the seed is drawn from torch's global generator. The text of a
+            drafter that copies (prompt lookup, suffixes) is then the same whatever it drafts. Of one that draws its
+            drafts it depends on their lengths, so a call with a seed does not fit them to measured seconds;
+            verification="coupled" gives both.
         generator: a `torch.Generator` to draw the seed from instead. Not together with `seed`.
 
     Raises:
@@ -80,6 +84,11 @@ class SpeculationOptions:
     def is_coupled(self) -> bool:
         """Whether sampling is tied to (seed, row, position)."""
         return self.verification == "coupled"
+
+    def is_scheduled(self, is_drawn: bool) -> bool:
+        """Whether draft lengths follow the measured record; `is_drawn` says whether drafts are drawn from a law."""
+        is_reproducible = is_drawn and (self.seed is not None or self.generator is not None)
+        return self.num_draft_tokens is None and (self.is_coupled or not is_reproducible)
 
     def first_seed(self) -> int:
         """The seed of the call's random numbers."""

@@ -35,6 +35,8 @@ class SpecStats:
         drafted_at: rounds that drafted a token at position i (from 0).
         tested_at: of those, the rounds in which all earlier positions were accepted and this one was judged.
         accepted_at: rounds in which positions 0..i were accepted in a row.
+        drafted_by: tokens drafted by each drafter, by name.
+        accepted_by: of those, the tokens that were emitted; all others came from the target itself.
         seconds: wall-clock time by phase: prefill (the first pass), draft, verify (the other target
             passes), accept (processors, the rule and the round's one read of the device), bookkeeping.
             Work queued on an accelerator shows up in the phase that waits for it.
@@ -50,15 +52,20 @@ class SpecStats:
     drafted_at: list[int] = field(default_factory=list)
     tested_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    accepted_by: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
-    def record_row(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Adds one row's round: `accepted` of `drafted` tokens were emitted, `emitted` tokens in all."""
+    def record_row(self, drafted: int, accepted: int, emitted: int, drafter: str) -> None:
+        """Adds one row's round: `accepted` of the drafter's `drafted` tokens were emitted, `emitted` tokens in all."""
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
         self.emitted += emitted
-        self.rounds_with_draft += drafted > 0
+        if drafted > 0:
+            self.rounds_with_draft += 1
+            self.drafted_by[drafter] = self.drafted_by.get(drafter, 0) + drafted
+            self.accepted_by[drafter] = self.accepted_by.get(drafter, 0) + accepted
         missing = drafted - len(self.drafted_at)
         for counts in (self.drafted_at, self.tested_at, self.accepted_at):
             counts.extend([0] * missing)
@@ -115,7 +122,7 @@ class SpecStats:
         for name in (f.name for f in fields(self)):
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, dict):
-                mine.update({key: mine.get(key, 0.0) + value for key, value in theirs.items()})
+                mine.update({key: mine.get(key, 0) + value for key, value in theirs.items()})
             elif isinstance(mine, list):
                 mine.extend([0] * (len(theirs) - len(mine)))
                 mine[: len(theirs)] = [a + b for a, b in zip(mine, theirs, strict=False)]
@@ -145,6 +152,7 @@ class SpecStats:
 
         judged = [rate for rate in self.acceptance_by_position if rate is not None]  # unjudged positions come last
         by_position = " ".join(map(show, judged)) or "n/a"
+        by_drafter = "  ".join(f"{name} {count}" for name, count in self.accepted_by.items()) or "n/a"
         seconds = "  ".join(f"{name} {self.seconds[name]:.3f}" for name in PHASES)
         return "\n".join(
             [
@@ -153,6 +161,7 @@ class SpecStats:
                 f"drafted / accepted      {self.drafted} / {self.accepted} ({show(self.acceptance_rate, '.0%')})",
                 f"mean acceptance length  {show(self.mean_acceptance_length)} tokens a round",
                 f"acceptance by position  {by_position} (of rounds that got there)",
+                f"accepted by drafter     {by_drafter}",
                 f"seconds                 {seconds}",
             ]
         )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.options import SpeculationOptions
 from tests.models import tiny
 
 
@@ -23,3 +24,13 @@ def _few_threads():
 def llama():
     """An enabled tiny target."""
     return hf_specdec.enable(tiny())
+
+
+@pytest.fixture(autouse=True)
+def full_drafts(request, monkeypatch):
+    """Drafts as long as can be: tiny models verify no faster than they draft, so measured lengths would be zero.
+
+    Tests of the schedule itself are marked `scheduled`; there, lengths are what users get.
+    """
+    if request.node.get_closest_marker("scheduled") is None:
+        monkeypatch.setattr(SpeculationOptions, "is_scheduled", lambda self, is_drawn: False)

@@ -141,13 +141,17 @@ def test_rows_of_different_lengths_are_judged_as_alone(rule):
     p = torch.randn(4, 4, 6, generator=generator).double().softmax(-1)
     q = torch.randn(4, 3, 6, generator=generator).double().softmax(-1)
     tokens = torch.randint(6, (4, 3), generator=generator)
-    coins, uniforms = torch.rand(4, 3, generator=generator).double(), torch.rand(4, generator=generator).double()
+    coins, uniforms = torch.rand(4, 3, generator=generator).double(), torch.rand(4, 4, generator=generator).double()
     lengths = torch.tensor([3, 0, 1, 2])
     together = accept.sampled(rule, Draft(tokens, lengths, q), p, coins, uniforms)
     for row, n in enumerate(lengths.tolist()):
         one = slice(row, row + 1)
         alone = accept.sampled(
-            rule, Draft(tokens[one, :n], lengths[one], q[one, :n]), p[one, : n + 1], coins[one, :n], uniforms[one]
+            rule,
+            Draft(tokens[one, :n], lengths[one], q[one, :n]),
+            p[one, : n + 1],
+            coins[one, :n],
+            uniforms[one, : n + 1],
         )
         assert alone.accepted == together.accepted[row]
         assert alone.next_tokens == together.next_tokens[row]
@@ -172,14 +176,14 @@ class TestNumericalEdges:
         p = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
         draft = Draft(torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[[0.5, 0.5]]]))
         for rule in ("token", "block"):
-            verdict = accept.sampled(rule, draft, p, torch.zeros(1, 1), torch.zeros(1))
+            verdict = accept.sampled(rule, draft, p, torch.zeros(1, 1), torch.zeros(1, 2))
             assert (verdict.accepted, verdict.next_tokens) == (0, 1)
 
     def test_the_largest_coin_still_accepts_what_is_certain(self):
         p = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
         draft = Draft(torch.tensor([[0]]), torch.tensor([1]))
         for rule in ("token", "block"):
-            assert accept.sampled(rule, draft, p, torch.full((1, 1), 1 - 2**-24), torch.zeros(1)).accepted == 1
+            assert accept.sampled(rule, draft, p, torch.full((1, 1), 1 - 2**-24), torch.zeros(1, 2)).accepted == 1
 
     def test_a_residual_without_mass_falls_back_to_the_target(self):
         law = torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
@@ -228,7 +232,7 @@ class TestNumericalEdges:
 def test_greedy_keeps_the_agreeing_prefix_of_every_row():
     scores = torch.nn.functional.one_hot(torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3]]), 5).double()
     draft = Draft(torch.tensor([[1, 2], [1, 4], [1, 2]]), torch.tensor([2, 2, 1]))
-    verdict = accept.greedy(draft, scores)
+    verdict = accept.matched(draft, scores.argmax(-1))
     assert verdict.accepted.tolist() == [2, 1, 1]
     assert verdict.next_tokens.tolist() == [3, 2, 2]
 

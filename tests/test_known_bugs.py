@@ -173,7 +173,7 @@ def test_bans_hold_at_every_verified_position(target, drafter, num_rows):
 
 def test_the_longest_and_best_supported_match_is_copied():
     text = [7, 8, 1, 1, 1, 7, 8, 2, 2, 2, 7, 8]
-    assert NgramIndex(1, 4, "frequent").propose(text, 3) == [2, 2, 2]
+    assert NgramIndex(1, 4, "frequent").copy(text, 3).tokens == [2, 2, 2]
 
 
 def test_after_full_acceptance_the_draft_cache_is_completed(target):

@@ -19,6 +19,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec import DraftModel, PromptLookup
+from hf_specdec.noise import Noise
 from tests.models import tiny
 from tests.reference import FALSE_ALARM, assert_follows, p_value, target_law
 
@@ -125,7 +126,7 @@ def test_the_harness_rejects_a_coin_that_drew_the_draft(target, monkeypatch):
     class Shared(loop.Noise):
         def round(self, *args):
             noise = super().round(*args)
-            return type(noise)(noise.final, noise.draws, noise.draws, noise.replacements)
+            return type(noise)(noise.finals, noise.draws, noise.draws)
 
     monkeypatch.setattr(loop, "Noise", Shared)
     samples = first_tokens(target, 20, 250, assistant=DRAFTERS["draft-model"](), verification="token")
@@ -151,6 +152,25 @@ def test_rows_do_not_depend_on_the_batch_around_them(target):
     among = target.generate(PROMPT.repeat(5, 1), assistant=DRAFTERS["draft-model"](), seed=3, **kwargs)
     assert torch.equal(alone[0], among[0])
     assert not torch.equal(among[0], among[1])
+
+
+def test_copies_change_no_sampled_text(target):
+    """Samples belong to a row and a position: whatever was copied, and however far, the seed alone says the text."""
+    kwargs = PLAIN | {"max_new_tokens": 40, "seed": 3}
+    texts = [
+        target.generate(PROMPT.repeat(3, 1), assistant=assistant, num_draft_tokens=length, **kwargs)
+        for assistant in (PromptLookup(1, 3), PromptLookup(1, 1, prefer="newest"), PromptLookup(7, 7))
+        for length in (None, 1, 6)
+    ]
+    assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 5, 64])
+def test_the_number_of_a_position_is_the_same_from_wherever_one_looks(start):
+    noise = Noise(7, torch.device("cpu"))
+    whole = noise.round([2], [0], 80).finals[0]
+    assert torch.equal(noise.round([2], [start], 9).finals[0], whole[start : start + 10])
+    assert len(set(whole.tolist())) == 81
 
 
 def test_seeds_generators_and_the_global_state(target):

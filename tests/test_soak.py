@@ -72,7 +72,7 @@ def test_a_lookup_index_grows_linearly():
     text = torch.randint(50, (100_000,), generator=generator).tolist()
     index = NgramIndex(1, 4, "frequent")
     for length in range(1_000, 100_001, 1_000):
-        assert len(index.propose(text[:length], 8)) == 8
+        assert len(index.copy(text[:length], 8).tokens) == 8
         assert sum(map(len, index.ends.values())) == 4 * (length - 1) - 6
 
 

@@ -16,10 +16,10 @@ from tests.models import jittered, prompts, tiny
 
 def example():
     stats = SpecStats(calls=1)
-    stats.record_row(drafted=3, accepted=3, emitted=4)
-    stats.record_row(drafted=3, accepted=1, emitted=2)
-    stats.record_row(drafted=1, accepted=0, emitted=1)
-    stats.record_row(drafted=0, accepted=0, emitted=1)
+    stats.record_row(drafted=3, accepted=3, emitted=4, drafter="x")
+    stats.record_row(drafted=3, accepted=1, emitted=2, drafter="x")
+    stats.record_row(drafted=1, accepted=0, emitted=1, drafter="x")
+    stats.record_row(drafted=0, accepted=0, emitted=1, drafter="x")
     return stats
 
 
@@ -45,7 +45,7 @@ def test_nothing_drafted_divides_nothing_by_zero():
 
 def test_merge_adds_and_reset_clears():
     total, other = example(), example()
-    other.record_row(drafted=5, accepted=5, emitted=6)
+    other.record_row(drafted=5, accepted=5, emitted=6, drafter="x")
     total.merge(other)
     assert total.rounds == 9
     assert total.drafted_at == [7, 5, 5, 1, 1]
@@ -56,7 +56,7 @@ def test_merge_adds_and_reset_clears():
 def test_to_dict_is_json_and_independent():
     stats = example()
     values = stats.to_dict()
-    stats.record_row(drafted=1, accepted=1, emitted=2)
+    stats.record_row(drafted=1, accepted=1, emitted=2, drafter="x")
     assert json.loads(json.dumps(values))["drafted_at"] == [3, 2, 2]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec.accept import UNSOUND, Draft
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
+from hf_specdec.schedule import Experience
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stats import SharedStats
@@ -41,6 +43,7 @@ class DraftContext:
         scorer: the call's stateless logits processors, for drafters that draft from a law.
         draft_temperature: the temperature asked for, `None` for the call's own.
         compilation: set if the call's passes are compiled.
+        in_lockstep: whether all rows advance by as many tokens as the row that is refused first.
     """
 
     target: PreTrainedModel
@@ -48,6 +51,13 @@ class DraftContext:
     scorer: Scorer
     draft_temperature: float | None = None
     compilation: Compilation | None = None
+    in_lockstep: bool = False
+
+    def for_arm(self, options: SpeculationOptions) -> DraftContext:
+        """The context of one drafter among several: its own temperature counts unless the call names one."""
+        return (
+            self if self.draft_temperature is not None else replace(self, draft_temperature=options.draft_temperature)
+        )
 
 
 class DraftSession(ABC):
@@ -75,22 +85,58 @@ class DraftSession(ABC):
         """Called when finished rows leave: the rows at these places stay."""
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A draft of one row that was copied from text seen before.
+
+    Attributes:
+        tokens: in order.
+        confidences: how likely each is right if those before it are, in [0, 1]: a function of the text alone.
+    """
+
+    tokens: list[int]
+    confidences: list[float]
+
+
+class CopySession(DraftSession):
+    """A session that copies text. It costs next to nothing, so it may be asked before anybody knows how far to go."""
+
+    @abstractmethod
+    def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:
+        """At most `limits[i]` tokens for the riding row i."""
+
+    def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
+        return Draft.of_copies([copy.tokens for copy in self.copies(state, limits)], state.device)
+
+
 class Drafter(ABC):
     """A drafting strategy with its options; safe to use in several calls, one after the other or at once.
 
     Attributes:
         name: what the registry and benchmarks call it.
         default_num_draft_tokens: longest draft when neither the drafter nor the call says one.
+        draws: whether it draws its drafts from a law when the call samples.
         options: the options given to the drafter itself; those of a call override them.
         stats: counts and seconds of all its calls.
     """
 
     name: ClassVar[str]
     default_num_draft_tokens: ClassVar[int]
+    draws: ClassVar[bool] = False
 
     def __init__(self, options: SpeculationOptions | None = None):
         self.options = options or SpeculationOptions()
         self.stats = SharedStats()
+        self._experience: WeakKeyDictionary[PreTrainedModel, Experience] = WeakKeyDictionary()
+
+    @property
+    def arms(self) -> tuple[Drafter, ...]:
+        """Who drafts: the drafter itself, or those it chooses from."""
+        return (self,)
+
+    def experience_with(self, target: PreTrainedModel) -> Experience:
+        """What earlier calls with this target have taught about draft lengths."""
+        return self._experience.setdefault(target, Experience())
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:  # noqa: B027 - most fit any target
         """Raises `ValueError` if this drafter cannot serve the target.
@@ -103,6 +149,13 @@ class Drafter(ABC):
     @abstractmethod
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Experience belongs to a machine and a target in memory.
+        return {name: value for name, value in self.__dict__.items() if name != "_experience"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _experience=WeakKeyDictionary())
 
 
 def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:
@@ -134,7 +187,7 @@ def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:
     allowed = torch.tensor(limits, device=draft.lengths.device)
     is_sound = (draft.lengths >= 0) & (draft.lengths <= allowed)
     is_sound &= ((tokens == draft.tokens) & _is_law(draft) | ~draft.valid).all(dim=1)
-    return Draft(tokens, torch.where(is_sound, draft.lengths, UNSOUND), draft.probs)
+    return replace(draft, tokens=tokens, lengths=torch.where(is_sound, draft.lengths, UNSOUND))
 
 
 def _is_law(draft: Draft) -> Tensor:

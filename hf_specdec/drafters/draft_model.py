@@ -40,6 +40,7 @@ class DraftModel(Drafter):
 
     name = "draft-model"
     default_num_draft_tokens = 5
+    draws = True
 
     def __init__(
         self,
@@ -133,11 +134,13 @@ class _DraftModelSession(DraftSession):
                 laws.append(law)
             if step + 1 < self.num_drafted:
                 logits = self.reader.read(token[:, None]).logits[:, -1]
-        return Draft(
-            tokens=torch.stack(tokens, dim=1),
-            lengths=torch.tensor(limits, device=state.device),
-            probs=torch.stack(laws, dim=1) if laws else None,
-        )
+        lengths = torch.tensor(limits, device=state.device)
+        if not laws:
+            return Draft(torch.stack(tokens, dim=1), lengths)
+        probs = torch.stack(laws, dim=1)
+        # A draft ends before a law that is none: a model that overflows must not cost more than its speed.
+        num_lawful = probs.sum(dim=-1).isfinite().long().cumprod(dim=1).sum(dim=1)
+        return Draft(torch.stack(tokens, dim=1), torch.minimum(lengths, num_lawful), probs)
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
         if not self.reader.has_provisional:  # no row drafted in this round
@@ -177,7 +180,7 @@ class _DraftModelSession(DraftSession):
         else:
             assert noise is not None
             law = scores.softmax(dim=-1)
-            token = sample(law, noise.draws[:, step]).clamp(min=0)  # a broken law is refused by the target
+            token = sample(law, noise.draws[:, step]).clamp(min=0)
         state.write(token[:, None], offset=step)
         return token, law
 

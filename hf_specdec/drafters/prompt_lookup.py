@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hf_specdec.accept import Draft
-from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
-from hf_specdec.noise import RoundNoise
+from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter
 from hf_specdec.options import SpeculationOptions, check_count
+from hf_specdec.schedule import copy_confidence
 from hf_specdec.state import DecodeState
 
 PREFERENCES = ("earliest", "newest", "frequent")
@@ -55,22 +54,19 @@ class PromptLookup(Drafter):
         self.prefer = prefer
         self.tokens_per_match = tokens_per_match
 
-    def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
+    def start(self, context: DraftContext, state: DecodeState) -> CopySession:
         """Begins a call with an empty index for every row."""
         return _LookupSession(self, len(state.rows))
 
 
-class _LookupSession(DraftSession):
+class _LookupSession(CopySession):
     def __init__(self, drafter: PromptLookup, num_rows: int):
         settings = drafter.min_ngram, drafter.max_ngram, drafter.prefer, drafter.tokens_per_match
         self.indexes = [NgramIndex(*settings) for _ in range(num_rows)]
 
-    def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
-        drafts = [
-            index.propose(state.tokens[row], limit)
-            for index, row, limit in zip(self.indexes, state.rows, limits, strict=True)
-        ]
-        return Draft.of_copies(drafts, state.device)
+    def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:
+        rows = zip(self.indexes, state.rows, limits, strict=True)
+        return [index.copy(state.tokens[row], limit) for index, row, limit in rows]
 
     def keep_rows(self, places: list[int]) -> None:
         self.indexes = [self.indexes[place] for place in places]
@@ -93,7 +89,7 @@ class NgramIndex:
         self.ends: dict[tuple[int, ...], list[int]] = {}
         self.num_indexed = 0
 
-    def propose(self, text: list[int], limit: int) -> list[int]:
+    def copy(self, text: list[int], limit: int) -> Copy:
         """At most `limit` tokens that followed the longest earlier match of the text's tail.
 
         Args:
@@ -101,15 +97,13 @@ class NgramIndex:
             limit: most tokens to return.
         """
         self._index(text)
-        if limit <= 0:
-            return []
-        for size in self.sizes:
+        for size in self.sizes if limit > 0 else ():
             matches = self.ends.get(tuple(text[-size:])) if len(text) > size else None
             if matches:
                 if self.tokens_per_match is not None:
                     limit = min(limit, size * self.tokens_per_match)
-                return self._continue(text, matches, limit)
-        return []
+                return _majority(text, self._voters(matches), limit, size)
+        return Copy([], [])
 
     def _index(self, text: list[int]) -> None:
         """Adds the n-grams that have gained a successor since the last call."""
@@ -119,27 +113,26 @@ class NgramIndex:
                     self.ends.setdefault(tuple(text[end - size : end]), []).append(end)
         self.num_indexed = max(self.num_indexed, len(text) - 1)
 
-    def _continue(self, text: list[int], matches: list[int], limit: int) -> list[int]:
-        if self.prefer == "frequent" and len(matches) > 1:
-            return _majority(text, matches[-_MOST_VOTERS:], limit)
-        start = matches[0] if self.prefer == "earliest" else matches[-1]
-        copied: list[int] = []
-        for place in range(start, start + limit):
-            copied.append(_at(text, copied, place))
-        return copied
+    def _voters(self, matches: list[int]) -> list[int]:
+        """The matches that decide how the text goes on."""
+        if self.prefer == "frequent":
+            return matches[-_MOST_VOTERS:]
+        return matches[:1] if self.prefer == "earliest" else matches[-1:]
 
 
-def _majority(text: list[int], matches: list[int], limit: int) -> list[int]:
-    """The continuation that most matches share, token by token; the newest decides among equals."""
+def _majority(text: list[int], matches: list[int], limit: int, size: int) -> Copy:
+    """The continuation that most matches of `size` tokens share, token by token; the newest decides among equals."""
     chosen: list[int] = []
+    confidences: list[float] = []
     for step in range(limit):
         successors = [_at(text, chosen, start + step) for start in matches]
         votes = Counter(successors)
         best = max(votes.values())
         token = next(t for t in reversed(successors) if votes[t] == best)
+        confidences.append(copy_confidence(best, len(successors), size + step))
         matches = [start for start, successor in zip(matches, successors, strict=True) if successor == token]
         chosen.append(token)
-    return chosen
+    return Copy(chosen, confidences)
 
 
 def _at(text: list[int], copied: list[int], place: int) -> int:
