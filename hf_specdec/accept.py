@@ -23,6 +23,22 @@ NO_LAW = -1
 UNSOUND = -1
 
 
+class Verdict(NamedTuple):
+    """The outcome of one round, one entry a row.
+
+    Attributes:
+        accepted: number of drafted tokens that stay, shape (B,).
+        next_tokens: the target's own token that follows them, shape (B,).
+    """
+
+    accepted: Tensor
+    next_tokens: Tensor
+
+    def where(self, rows: Tensor, other: Verdict) -> Verdict:
+        """This verdict in some rows (B,), another one in the rest."""
+        return Verdict(*(torch.where(rows, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True)
 class Draft:
     """What a drafter proposes for one round: a chain of tokens for every row.
@@ -32,12 +48,15 @@ class Draft:
         lengths: number of drafted tokens of every row, shape (B,), each in [0, N].
         probs: the law every token was drawn from, shape (B, N, V), rows summing to one; `None` when each
             token is the drafter's only proposal (n-gram copies, greedy drafting): a point mass.
+        drawn: in a draft of several drafters, the rows that `probs` speaks of, shape (B,); the others are point masses.
+            `None` means all rows if there are `probs`.
         arms: which of several drafters drafted for every row, `None` for nobody; only the statistics read it.
     """
 
     tokens: Tensor
     lengths: Tensor
     probs: Tensor | None = None
+    drawn: Tensor | None = None
     arms: list[str | None] | None = None
 
     @classmethod
@@ -86,19 +105,8 @@ class Draft:
             tokens=self.tokens[:, here],
             lengths=(self.lengths > index).long(),
             probs=None if self.probs is None else self.probs[:, here],
+            drawn=self.drawn,
         )
-
-
-class Verdict(NamedTuple):
-    """The outcome of one round, one entry a row.
-
-    Attributes:
-        accepted: number of drafted tokens that stay, shape (B,).
-        next_tokens: the target's own token that follows them, shape (B,).
-    """
-
-    accepted: Tensor
-    next_tokens: Tensor
 
 
 class Thresholds(NamedTuple):

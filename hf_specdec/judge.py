@@ -102,7 +102,10 @@ class Judge:
         laws, finals = scores.softmax(dim=-1), noise.finals[:, : draft.width + 1]
         if draft.probs is None:
             return accept.matched(draft, accept.sample(laws, finals))
-        return accept.sampled(self.rule, draft, laws, noise.coins[:, : draft.width], finals)
+        verdict = accept.sampled(self.rule, draft, laws, noise.coins[:, : draft.width], finals)
+        if draft.drawn is None:
+            return verdict
+        return verdict.where(draft.drawn, accept.matched(draft, accept.sample(laws, finals)))
 
     def _one_verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None, offset: int) -> Verdict:
         """The verdict at one position: of `draft`, shape (B, 1), on scores (B, V)."""
@@ -114,7 +117,13 @@ class Judge:
         law, finals = scores.softmax(dim=-1), noise.finals[:, offset]
         if draft.probs is None:
             return accept.one_match(draft, accept.sample(law, finals))
-        return accept.one_step(draft, law, noise.coins[:, offset], finals)
+        coins = (
+            noise.coins[:, offset] if offset < noise.coins.shape[1] else finals
+        )  # behind the draft nothing is judged
+        verdict = accept.one_step(draft, law, coins, finals)
+        if draft.drawn is None:
+            return verdict
+        return verdict.where(draft.drawn, accept.one_match(draft, accept.sample(law, finals)))
 
 
 def _refuse_lawless(tokens: list[int]) -> None:

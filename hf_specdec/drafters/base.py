@@ -197,4 +197,5 @@ def _is_law(draft: Draft) -> Tensor:
     total = draft.probs.sum(dim=-1)
     tolerance = 1e-3 if draft.probs.dtype in (torch.float32, torch.float64) else 3e-2
     mass = draft.probs.gather(2, draft.tokens.clamp(0, draft.probs.shape[-1] - 1)[..., None])[..., 0]
-    return ((total - 1).abs() <= tolerance) & (draft.probs.amin(dim=-1) >= 0) & (mass > 0)
+    is_law = ((total - 1).abs() <= tolerance) & (draft.probs.amin(dim=-1) >= 0) & (mass > 0)
+    return is_law if draft.drawn is None else is_law | ~draft.drawn[:, None]

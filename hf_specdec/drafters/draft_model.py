@@ -134,13 +134,13 @@ class _DraftModelSession(DraftSession):
                 laws.append(law)
             if step + 1 < self.num_drafted:
                 logits = self.reader.read(token[:, None]).logits[:, -1]
-        lengths = torch.tensor(limits, device=state.device)
+        num_drafted = torch.tensor(limits, device=state.device)
         if not laws:
-            return Draft(torch.stack(tokens, dim=1), lengths)
+            return Draft(torch.stack(tokens, dim=1), num_drafted)
         probs = torch.stack(laws, dim=1)
         # A draft ends before a law that is none: a model that overflows must not cost more than its speed.
         num_lawful = probs.sum(dim=-1).isfinite().long().cumprod(dim=1).sum(dim=1)
-        return Draft(torch.stack(tokens, dim=1), torch.minimum(lengths, num_lawful), probs)
+        return Draft(torch.stack(tokens, dim=1), torch.minimum(num_drafted, num_lawful), probs)
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
         if not self.reader.has_provisional:  # no row drafted in this round

@@ -231,12 +231,12 @@ def _merged(copied: Draft, drafted: Draft) -> Draft:
     width = max(copied.width, drafted.width)
     copied, drafted = copied.widened(width), drafted.widened(width)
     is_copied = copied.lengths > 0
-    probs = drafted.probs
-    if probs is not None:
-        point_mass = torch.nn.functional.one_hot(copied.tokens, probs.shape[-1]).to(probs.dtype)
-        probs = torch.where(is_copied[:, None, None], point_mass, probs)
-    tokens = torch.where(is_copied[:, None], copied.tokens, drafted.tokens)
-    return Draft(tokens, torch.where(is_copied, copied.lengths, drafted.lengths), probs)
+    return Draft(
+        tokens=torch.where(is_copied[:, None], copied.tokens, drafted.tokens),
+        lengths=torch.where(is_copied, copied.lengths, drafted.lengths),
+        probs=drafted.probs,
+        drawn=None if drafted.probs is None else ~is_copied,
+    )
 
 
 def _share(outcome: Outcome, arm: Arm, current: _Round | None) -> Outcome:
