@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hf_specdec.options import check_count
-from hf_specdec.vocabulary import Vocabulary
+from hf_specdec.vocabulary import Vocabulary, read_count
 
 # Stands between requests, and may stand in them: nothing matches it, nothing is copied across it.
 GAP = -1
@@ -127,6 +127,7 @@ class TokenHistory:
                 check_count(name, value)
         self.max_depth, self.max_requests, self.max_tokens = max_depth, max_requests, max_tokens
         self.vocabulary = Vocabulary()
+        self._num_readers = 0
         self._lock = threading.RLock()
         self._forget_everything()
 
@@ -160,6 +161,15 @@ class TokenHistory:
         """
         with self._lock:
             self.vocabulary = self.vocabulary.merged(vocabulary)
+
+    def next_reader(self) -> int:
+        """A number that none of those had who have read the history, or written what is in it; from 0.
+
+        Saved with the history: it keeps random numbers apart that must be independent.
+        """
+        with self._lock:
+            self._num_readers += 1
+            return self._num_readers - 1
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> None:
         """Adds a whole request and forgets the oldest ones if there are too many; an empty one is no request.
@@ -352,7 +362,8 @@ class TokenHistory:
         with self._lock:
             tokens = self._tokens[self._oldest : self._size].copy()
             starts = np.array(self._requests, dtype=np.int64) - self._oldest
-            metadata = {"format": _FORMAT, "version": _VERSION} | self.vocabulary.to_metadata()
+            metadata = {"format": _FORMAT, "version": _VERSION, "readers": str(self._num_readers)}
+            metadata |= self.vocabulary.to_metadata()
         lengths = np.diff(starts, append=len(tokens)) - 1
         _write_atomically(Path(folder), {"tokens": np.delete(tokens, starts), "lengths": lengths}, metadata)
 
@@ -366,11 +377,13 @@ class TokenHistory:
             ValueError: if there is no history, it is damaged, of another version or of another vocabulary.
         """
         path = Path(folder) / FILE_NAME
-        tokens, lengths, saved = _read(path)
+        tokens, lengths, metadata = _read(path)
+        saved_vocabulary, num_readers = Vocabulary.from_metadata(metadata), read_count(metadata, "readers", minimum=0)
         with self._lock:
-            vocabulary = self.vocabulary.merged(saved)
+            vocabulary = self.vocabulary.merged(saved_vocabulary)
             _check_contents(path, tokens, lengths, vocabulary)
             self.vocabulary = vocabulary
+            self._num_readers = max(self._num_readers, num_readers)
             self._forget_everything()
             starts = np.cumsum(lengths) - lengths
             if len(lengths):
@@ -586,8 +599,8 @@ def _write_atomically(folder: Path, tensors: dict[str, np.ndarray], metadata: di
         unfinished.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray, Vocabulary]:
-    """Tokens, lengths of the requests and vocabulary of a saved history."""
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
+    """Tokens, lengths of the requests and header of a saved history."""
     if not path.is_file():
         raise ValueError(f"There is no saved history: {path} does not exist.")
     try:
@@ -600,7 +613,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray, Vocabulary]:
                     f"{path} has version {metadata.get('version')} and this release reads version {_VERSION}. "
                     "Save it anew with the release that reads it now, or begin with an empty history."
                 )
-            return file.get_tensor("tokens"), file.get_tensor("lengths"), Vocabulary.from_metadata(metadata)
+            return file.get_tensor("tokens"), file.get_tensor("lengths"), metadata
     except SafetensorError as reason:
         raise ValueError(
             f"{path} is damaged or no safetensors file ({reason}); delete it or restore a copy."

@@ -81,10 +81,6 @@ class SpeculativeLoop:
         self.stats = SpecStats(calls=1)
         mask = host.decoder_mask(model, request.arguments)
         self.state = DecodeState(request.input_ids, mask, host.fill_id(config))
-        self.noise = None
-        if self.do_sample:
-            coupled_vocabulary = host.vocabulary_size(model) if options.is_coupled else None
-            self.noise = Noise(options.first_seed(), self.state.device, coupled_vocabulary)
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
         self.request = request = request.with_room(model, self.num_draft_tokens)
         host.refuse_cache(request.cache, is_filled=False)
@@ -99,6 +95,7 @@ class SpeculativeLoop:
         )
         context = DraftContext(model, self.do_sample, self.scorer.stateless_part(), options.draft_temperature)
         self.session = drafter.start(context, self.state)
+        self.noise = self._new_noise(options) if self.do_sample else None
         self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
 
     def run(self) -> Any:
@@ -134,6 +131,10 @@ class SpeculativeLoop:
             self.session.commit(self.state, outcome)
             self.stream.advance(self.state)
             self._drop_finished_rows()
+
+    def _new_noise(self, options: SpeculationOptions) -> Noise:
+        coupled_vocabulary = host.vocabulary_size(self.model) if options.is_coupled else None
+        return Noise(options.first_seed(), self.state.device, coupled_vocabulary, self.session.noise_stream)
 
     def _needs_lockstep(self) -> bool:
         """Whether rows must advance together, or tokens be judged one by one."""

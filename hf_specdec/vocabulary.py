@@ -76,8 +76,8 @@ class Vocabulary:
         """
         if self.size and other.size and self.size != other.size:
             raise ValueError(
-                f"The history holds ids of a vocabulary of {self.size} and the other side has {other.size}: the same "
-                "id may mean something else. Use one history for every vocabulary."
+                f"The history holds ids of a vocabulary of {self.size}, and this is one of {other.size}: the same id "
+                "may mean something else. Use one history for every vocabulary."
             )
         if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
             raise ValueError(
@@ -98,10 +98,16 @@ class Vocabulary:
         Raises:
             ValueError: if the size is no positive number.
         """
-        size = metadata.get("vocabulary_size")
-        if size is not None and (not size.isdecimal() or int(size) == 0):
-            raise ValueError(f"vocabulary_size={size!r} in the file's header must be a positive integer.")
-        return cls(None if size is None else int(size), metadata.get("tokenizer_fingerprint"))
+        size = read_count(metadata, "vocabulary_size", minimum=1) if "vocabulary_size" in metadata else None
+        return cls(size, metadata.get("tokenizer_fingerprint"))
+
+
+def read_count(metadata: dict[str, str], name: str, minimum: int) -> int:
+    """An integer of a file's header; `ValueError` if there is none or it is too small."""
+    value = metadata.get(name, "")
+    if not (value.isascii() and value.isdecimal() and int(value) >= minimum):
+        raise ValueError(f"{name}={value!r} in the file's header must be an integer of at least {minimum}.")
+    return int(value)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

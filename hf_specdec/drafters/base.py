@@ -34,7 +34,15 @@ class DraftContext:
 
 
 class DraftSession(ABC):
-    """A drafter at work in one call. Rows are the riding rows of the state, in its order."""
+    """A drafter at work in one call. Rows are the riding rows of the state, in its order.
+
+    Attributes:
+        noise_stream: which of the seed's streams of random numbers the call uses. A draft must be independent of the
+            numbers that judge it. Outputs of earlier calls with the same seed are not, so a session that knows
+            such outputs takes a stream that none of those calls has used.
+    """
+
+    noise_stream: int = 0
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -69,7 +77,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    default_num_draft_tokens: ClassVar[int]
+    default_num_draft_tokens: int
 
     def __init__(self, options: SpeculationOptions | None = None):
         self.options = options or SpeculationOptions()
