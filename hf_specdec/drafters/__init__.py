@@ -3,11 +3,13 @@
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.prompt_lookup import PromptLookup
+from hf_specdec.drafters.suffix import Suffix
 
 # Strategies that need nothing but their name: `generate(assistant="prompt-lookup")`.
 NAMED: dict[str, type[Drafter]] = {
     "prompt-lookup": PromptLookup,
     "ngram": PromptLookup,
+    "suffix": Suffix,
 }
 
-__all__ = ["NAMED", "DraftContext", "DraftModel", "DraftSession", "Drafter", "PromptLookup"]
+__all__ = ["NAMED", "DraftContext", "DraftModel", "DraftSession", "Drafter", "PromptLookup", "Suffix"]
