@@ -38,6 +38,8 @@ MOST_VOTERS = 64
 _MOST_VISITED = 2 * MOST_VOTERS
 # Shorter additions are entered token by token, which is then faster than a dozen numpy calls.
 _BULK = 64
+# Longer ones are entered piece by piece, which bounds the memory of the intermediate results.
+_CHUNK = 2**18
 _SMALLEST_CAPACITY = 256
 
 # k-grams are hashed by a polynomial over 32-bit integers; its upper bits are well mixed (Knuth's multiplicative hash).
@@ -452,10 +454,11 @@ class _ChainTable:
 
     def push_many(self, first: int, last: int, stretch: int) -> None:
         """`push` for the tokens in [first, last), which are stored already; behind `stretch` there is no gap."""
-        positions = self._enterable(first, last)
-        if len(positions):
-            buckets = self._hashes(positions) >> np.uint32(self.shift)
-            self._enter(positions, buckets.astype(np.int64))
+        for begin in range(first, last, _CHUNK):
+            positions = self._enterable(begin, min(begin + _CHUNK, last))
+            if len(positions):
+                buckets = self._hashes(positions) >> np.uint32(self.shift)
+                self._enter(positions, buckets.astype(np.int64))
         self.rolled = self._hash(self.view[max(stretch, last - self.length) : last].tolist())
 
     def double(self) -> None:

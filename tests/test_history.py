@@ -121,6 +121,7 @@ def test_a_lookup_finds_what_a_scan_finds(seed, most_voters, monkeypatch):
         limits = chance.choice([None, 1, 3, 10]), chance.choice([None, 5, 40, 200])
         ours, slow = TokenHistory(depth, *limits), SlowHistory(depth, *limits)
         monkeypatch.setattr(module, "_BULK", chance.choice([1, 4, 10**9]))
+        monkeypatch.setattr(module, "_CHUNK", chance.choice([1, 7, 10**9]))
         for _ in range(15):
             tokens = some_tokens(chance, alphabet, chance.choice([0, 1, 1, 2, 9, 50]), gaps=case % 4 == 0)
             for history in (ours, slow):

@@ -16,7 +16,7 @@ from hf_specdec import Suffix
 from hf_specdec.drafters import DraftContext
 from hf_specdec.history import FILE_NAME, NOTHING
 from hf_specdec.scorer import Scorer
-from hf_specdec.state import DecodeState
+from hf_specdec.state import DecodeState, Outcome
 from tests.models import prompts, tiny
 from tests.reference import assert_follows, target_law
 from tests.test_law import PLAIN, PROMPT, VOCAB, small
@@ -165,10 +165,23 @@ class TestWhatIsRemembered:
     def test_outputs_up_to_their_ends_each_once(self, family, tmp_path):
         target, drafter, ends = hf_specdec.enable(tiny(family)), Suffix(), list(range(0, 64, 7))
         expected = []
-        for prompt in range(3):
+        for prompt in (0, 0, 1, 1, 2, 2):  # the second time whole drafts are kept, and rows end inside them
             expected += outputs_up_to_ends(answers(target, drafter, 4, prompt, eos_token_id=ends), ends)
         assert len({len(output) for output in expected}) > 2  # rows did end at different times
         assert sorted(remembered(drafter, tmp_path)) == sorted(expected)
+
+    def test_filling_is_not(self, tmp_path):
+        """In lockstep a row that has ended is filled up to the length of the others, in the same round and later."""
+        drafter = Suffix()
+        session = Session(drafter, [1, 2, 3], [4, 5, 6])
+        for appended, emitted, finished in (
+            ([[7, 8, 0], [9, 8, 7]], [2, 3], [True, False]),
+            ([[0, 0], [6, 5]], [0, 2], [True, True]),
+        ):
+            outcome = Outcome(appended, emitted, [0, 0], [0, 0], finished)
+            session.state.commit(outcome)
+            session.session.commit(session.state, outcome)
+        assert remembered(drafter, tmp_path) == [[7, 8], [9, 8, 7, 6, 5]]
 
     def test_rows_that_ride_to_the_end_are_remembered_once(self, target):
         drafter = Suffix()
