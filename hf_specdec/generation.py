@@ -37,7 +37,7 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
     Args:
         model: a Transformers model that generates, or a PEFT wrapper around one.
         assistant: what every call uses that does not say otherwise: a drafter, a smaller model, a name
-            ("prompt-lookup", "ngram"), a folder or a Hub id. Without it, plain calls stay plain.
+            ("prompt-lookup", "suffix"), a folder or a Hub id. Without it, plain calls stay plain.
         **options: defaults of every call, see `SpeculationOptions`.
 
     Returns:

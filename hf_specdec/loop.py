@@ -91,7 +91,6 @@ class SpeculativeLoop:
         mask = host.decoder_mask(model, request.arguments)
         self.state = DecodeState(request.input_ids, mask, host.fill_id(config))
         self.vocabulary = host.vocabulary_size(model)
-        self.noise = self._new_noise(options)
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
         self.request = request = request.with_room(model, self.num_draft_tokens)
         host.refuse_cache(request.cache, is_filled=False)
@@ -109,7 +108,9 @@ class SpeculativeLoop:
             self.state.device,
             compiled=request.compiled_passes(model, self.num_draft_tokens),
         )
+        self.is_drawn = self.do_sample and any(arm.draws for arm in drafter.arms)
         self.session = self._new_session(options)
+        self.noise = self._new_noise(options)
         self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
 
     def run(self) -> Any:
@@ -148,11 +149,6 @@ class SpeculativeLoop:
             self.stream.advance(self.state)
             self._drop_finished_rows()
 
-    def _new_noise(self, options: SpeculationOptions) -> Noise | None:
-        if not self.do_sample:
-            return None
-        return Noise(options.first_seed(), self.state.device, self.vocabulary if options.is_coupled else None)
-
     def _new_session(self, options: SpeculationOptions) -> DraftSession:
         """Starts the drafter: at fixed lengths if the call wants them, else only as far as it pays."""
         drafter, capacity = self.drafter, host.capacity(self.request.cache)
@@ -163,13 +159,19 @@ class SpeculativeLoop:
             options.draft_temperature,
             Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
             self.in_lockstep,
+            options.is_scheduled(self.is_drawn),
         )
-        is_drawn = self.do_sample and any(arm.draws for arm in drafter.arms)
-        is_fixed = not options.is_scheduled(is_drawn)
-        if is_fixed and len(drafter.arms) == 1:
+        if not context.is_scheduled:
             return drafter.start(context, self.state)
-        experience = drafter.experience_with(self.model)
-        return scheduled(drafter.arms, context, self.state, experience, is_fixed)
+        return scheduled(drafter.arms, context, self.state, drafter.experience_with(self.model))
+
+    def _new_noise(self, options: SpeculationOptions) -> Noise | None:
+        if not self.do_sample:
+            return None
+        coupled_vocabulary = self.vocabulary if options.is_coupled else None
+        # Samples judge copies without fail, whatever the copies were made from; coins do not.
+        stream = self.session.noise_stream if self.is_drawn else 0
+        return Noise(options.first_seed(), self.state.device, coupled_vocabulary, stream)
 
     def _needs_lockstep(self) -> bool:
         """Whether rows must advance together, or tokens be judged one by one."""

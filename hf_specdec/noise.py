@@ -1,8 +1,8 @@
 """Random numbers that belong to a row and a position, not to a batch.
 
-A row's numbers are a function of (seed, row, tokens it has emitted): they do not depend on the other rows, on the width
-of the batch's draft or on the global random state. Philox is a counter-based generator, so there is no stream to keep
-in step.
+A row's numbers are a function of (seed, stream, row, tokens it has emitted): they do not depend on the other rows, on
+the width of the batch's draft or on the global random state. Philox is a counter-based generator, so there is no stream
+to keep in step.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ class Noise:
         seed: any integer.
         device: where the numbers are needed.
         coupled_vocabulary: V, for coupled sampling; `None` without it.
+        stream: tells calls of one seed apart whose numbers must be independent (see `DraftSession`); below 2**64.
+            Gumbel noise is the same in all streams.
     """
 
-    def __init__(self, seed: int, device: torch.device, coupled_vocabulary: int | None = None):
+    def __init__(self, seed: int, device: torch.device, coupled_vocabulary: int | None = None, stream: int = 0):
         self.seed = seed % 2**64
+        self.stream = stream
         self.device = device
         self.coupled_vocabulary = coupled_vocabulary
         self._gumbels: dict[tuple[int, int], Tensor] = {}
@@ -74,7 +77,7 @@ class Noise:
         """Standard Gumbel noise of one position of a row's output (from 0), shape (V,)."""
         if (row, position) not in self._gumbels:
             assert self.coupled_vocabulary is not None
-            drawn = self._generator(row, position, stream=1).standard_exponential(self.coupled_vocabulary)
+            drawn = self._generator(row, position, purpose=1, stream=0).standard_exponential(self.coupled_vocabulary)
             exponentials = torch.from_numpy(drawn).clamp(min=1e-300)
             self._gumbels[row, position] = -exponentials.log().to(self.device, self.dtype)
         return self._gumbels[row, position]
@@ -89,15 +92,18 @@ class Noise:
 
     def _of_round(self, row: int, num_emitted: int, width: int) -> numpy.ndarray:
         """Numbers (N, 2) of a row's round that began after so many tokens."""
-        return self._generator(row, num_emitted, stream=0).random((width, 2))
+        return self._generator(row, num_emitted, purpose=0, stream=self.stream).random((width, 2))
 
     def _of_positions(self, row: int, first: int, count: int) -> numpy.ndarray:
         """One number for each of `count` positions: every one starts a block of four, which one counter value fills."""
-        key = numpy.array([self.seed, row], dtype=numpy.uint64)
-        counter = numpy.array([first, 0, 0, 2], dtype=numpy.uint64)
-        return numpy.random.Generator(numpy.random.Philox(key=key, counter=counter)).random(4 * count)[::4]
+        return _philox([self.seed, row], [first, self.stream, 0, 2]).random(4 * count)[::4]
 
-    def _generator(self, row: int, position: int, stream: int) -> numpy.random.Generator:
-        key = numpy.array([self.seed, row], dtype=numpy.uint64)
-        counter = numpy.array([0, 0, position, stream], dtype=numpy.uint64)
-        return numpy.random.Generator(numpy.random.Philox(key=key, counter=counter))
+    def _generator(self, row: int, position: int, purpose: int, stream: int) -> numpy.random.Generator:
+        return _philox([self.seed, row], [0, stream, position, purpose])
+
+
+def _philox(key: list[int], counter: list[int]) -> numpy.random.Generator:
+    uint64 = numpy.uint64
+    return numpy.random.Generator(
+        numpy.random.Philox(key=numpy.array(key, dtype=uint64), counter=numpy.array(counter, dtype=uint64))
+    )

@@ -26,7 +26,7 @@ _GUESSED_SLOPE = {True: 0.02, False: 0.1}
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 128
 
 
-def copy_confidence(votes: int, num_voters: int, depth: int) -> float:
+def copy_confidence(votes: float, num_voters: float, depth: int) -> float:
     """How likely a copied token is right, before anything was learned about the text at hand.
 
     Args:

@@ -1,6 +1,10 @@
-"""Restricting what a drafter may propose to ids the target knows."""
+"""Which ids a drafter may propose: those the target knows, in the target's own meaning."""
 
 from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,3 +54,63 @@ def differing_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizer
     """Tokens that two tokenizers do not give the same id, sorted."""
     ours, theirs = first.get_vocab(), second.get_vocab()
     return sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What token ids belong to, as far as it is known.
+
+    Attributes:
+        size: number of ids the target scores.
+        fingerprint: of the tokenizer, see `tokenizer_fingerprint`.
+    """
+
+    size: int | None = None
+    fingerprint: str | None = None
+
+    def merged(self, other: Vocabulary) -> Vocabulary:
+        """All that both know.
+
+        Raises:
+            ValueError: if they contradict each other.
+        """
+        if self.size and other.size and self.size != other.size:
+            raise ValueError(
+                f"The history holds ids of a vocabulary of {self.size}, and this is one of {other.size}: the same id "
+                "may mean something else. Use one history for every vocabulary."
+            )
+        if self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint:
+            raise ValueError(
+                f"The history belongs to the tokenizer with fingerprint {self.fingerprint[:12]}..., not to "
+                f"{other.fingerprint[:12]}...: the same id may mean something else. Use one history per tokenizer."
+            )
+        return Vocabulary(self.size or other.size, self.fingerprint or other.fingerprint)
+
+    def to_metadata(self) -> dict[str, str]:
+        """The known parts as strings, for a file's header."""
+        known = {"vocabulary_size": self.size, "tokenizer_fingerprint": self.fingerprint}
+        return {name: str(value) for name, value in known.items() if value is not None}
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[str, str]) -> Vocabulary:
+        """Reads what `to_metadata` wrote.
+
+        Raises:
+            ValueError: if the size is no positive number.
+        """
+        size = read_count(metadata, "vocabulary_size", minimum=1) if "vocabulary_size" in metadata else None
+        return cls(size, metadata.get("tokenizer_fingerprint"))
+
+
+def read_count(metadata: dict[str, str], name: str, minimum: int) -> int:
+    """An integer of a file's header; `ValueError` if there is none or it is too small."""
+    value = metadata.get(name, "")
+    if not (value.isascii() and value.isdecimal() and int(value) >= minimum):
+        raise ValueError(f"{name}={value!r} in the file's header must be an integer of at least {minimum}.")
+    return int(value)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of all tokens and their ids, added tokens included: equal for tokenizers that give the same ids."""
+    pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    return hashlib.sha256(json.dumps(pairs, ensure_ascii=True).encode()).hexdigest()

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_specdec.drafters as registry
 from hf_specdec.accept import Draft
-from hf_specdec.drafters import DraftContext, Drafter, DraftModel, PromptLookup
+from hf_specdec.drafters import Auto, DraftContext, Drafter, DraftModel, PromptLookup, Suffix
 from hf_specdec.noise import Noise
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
@@ -20,6 +20,8 @@ from tests.models import jittered, prompts, tiny
 DRAFTERS = {
     DraftModel: lambda target: DraftModel(jittered(target), num_draft_tokens=4),
     PromptLookup: lambda target: PromptLookup(1, 3, num_draft_tokens=4),
+    Suffix: lambda target: Suffix(max_spec_factor=2.0, num_draft_tokens=4),
+    Auto: lambda target: Auto([Suffix(num_draft_tokens=4), DraftModel(jittered(target), num_draft_tokens=4)]),
 }
 
 

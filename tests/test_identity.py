@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup
+from hf_specdec import DraftModel, PromptLookup, Suffix
 from tests.models import jittered, prompts, tiny
 
 FAMILIES = ["llama", "qwen3", "mistral4", "mistral8", "mistral64", "gemma3", "gpt2"]
@@ -16,6 +16,7 @@ DRAFTERS = {
     "good draft-model": lambda target: DraftModel(jittered(target)),
     "poor draft-model": lambda target: DraftModel(tiny(seed=9, num_hidden_layers=1)),
     "prompt-lookup": lambda target: PromptLookup(1, 3),
+    "suffix": lambda target: Suffix(max_spec_factor=3.0),
 }
 SETTINGS = {"do_sample": False, "pad_token_id": 0}
 

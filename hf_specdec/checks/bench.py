@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup
+from hf_specdec import DraftModel, PromptLookup, Suffix
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first_difference, summary, table
 from hf_specdec.loading import Chat, encode, load_model, load_target
 from hf_specdec.options import check_count
@@ -41,6 +41,7 @@ VARIANTS: dict[str, Builder] = {
     HOST_LOOKUP: lambda target, folder: {"prompt_lookup_num_tokens": 10},
     "host-draft-model=": lambda target, folder: {"assistant_model": load_model(folder, target.dtype, target.device)},
     "prompt-lookup": lambda target, folder: {"assistant": PromptLookup()},
+    "suffix": lambda target, folder: {"assistant": Suffix()},
     "draft-model=": lambda target, folder: {"assistant": DraftModel(load_model(folder, target.dtype, target.device))},
 }
 

@@ -1,13 +1,17 @@
 """Drafting strategies: one file each, and one line each in the registry."""
 
+from hf_specdec.drafters.auto import Auto
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.prompt_lookup import PromptLookup
+from hf_specdec.drafters.suffix import Suffix
 
 # Strategies that need nothing but their name: `generate(assistant="prompt-lookup")`.
 NAMED: dict[str, type[Drafter]] = {
     "prompt-lookup": PromptLookup,
     "ngram": PromptLookup,
+    "suffix": Suffix,
+    "auto": Auto,
 }
 
-__all__ = ["NAMED", "DraftContext", "DraftModel", "DraftSession", "Drafter", "PromptLookup"]
+__all__ = ["NAMED", "Auto", "DraftContext", "DraftModel", "DraftSession", "Drafter", "PromptLookup", "Suffix"]

@@ -44,6 +44,7 @@ class DraftContext:
         draft_temperature: the temperature asked for, `None` for the call's own.
         compilation: set if the call's passes are compiled.
         in_lockstep: whether all rows advance by as many tokens as the row that is refused first.
+        is_scheduled: whether draft lengths follow the measured record.
     """
 
     target: PreTrainedModel
@@ -52,6 +53,7 @@ class DraftContext:
     draft_temperature: float | None = None
     compilation: Compilation | None = None
     in_lockstep: bool = False
+    is_scheduled: bool = False
 
     def for_arm(self, options: SpeculationOptions) -> DraftContext:
         """The context of one drafter among several: its own temperature counts unless the call names one."""
@@ -61,7 +63,15 @@ class DraftContext:
 
 
 class DraftSession(ABC):
-    """A drafter at work in one call. Rows are the riding rows of the state, in its order."""
+    """A drafter at work in one call. Rows are the riding rows of the state, in its order.
+
+    Attributes:
+        noise_stream: which of the seed's streams of random numbers the call uses. A draft must be independent of the
+            numbers that judge it. Outputs of earlier calls with the same seed are not, so a session that knows
+            such outputs takes a stream that none of those calls has used.
+    """
+
+    noise_stream: int = 0
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -121,7 +131,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    default_num_draft_tokens: ClassVar[int]
+    default_num_draft_tokens: int
     draws: ClassVar[bool] = False
 
     def __init__(self, options: SpeculationOptions | None = None):

@@ -26,7 +26,8 @@ class PromptLookup(Drafter):
             to 4 tokens are looked up (in our measurements better than vLLM's 5 to 5, see benchmarks/README.md).
         num_draft_tokens: most tokens to copy in a round.
         tokens_per_match: most tokens to copy for every token of the match, since a longer match is a surer
-            one; `None` copies `num_draft_tokens` whatever the match.
+            one, in calls with a fixed draft length; `None` copies `num_draft_tokens` whatever the match. Where
+            lengths follow the measured record, confidence takes its place.
         prefer: which of several longest matches is copied: "earliest", "newest", or "frequent" (at every
             token, the continuation most matches agree on; the newest among equals).
 
@@ -56,12 +57,12 @@ class PromptLookup(Drafter):
 
     def start(self, context: DraftContext, state: DecodeState) -> CopySession:
         """Begins a call with an empty index for every row."""
-        return _LookupSession(self, len(state.rows))
+        return _LookupSession(self, len(state.rows), None if context.is_scheduled else self.tokens_per_match)
 
 
 class _LookupSession(CopySession):
-    def __init__(self, drafter: PromptLookup, num_rows: int):
-        settings = drafter.min_ngram, drafter.max_ngram, drafter.prefer, drafter.tokens_per_match
+    def __init__(self, drafter: PromptLookup, num_rows: int, tokens_per_match: int | None):
+        settings = drafter.min_ngram, drafter.max_ngram, drafter.prefer, tokens_per_match
         self.indexes = [NgramIndex(*settings) for _ in range(num_rows)]
 
     def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:

@@ -94,6 +94,7 @@ class ScheduledSession(DraftSession):
         self.experience = experience
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
+        self.noise_stream = max(arm.session.noise_stream for arm in arms)
         self.round: _Round | None = None
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -251,11 +252,7 @@ def _share(outcome: Outcome, arm: Arm, current: _Round | None) -> Outcome:
 
 
 def scheduled(
-    drafters: tuple[Drafter, ...],
-    context: DraftContext,
-    state: DecodeState,
-    experience: Experience,
-    is_fixed: bool = False,
+    drafters: tuple[Drafter, ...], context: DraftContext, state: DecodeState, experience: Experience
 ) -> ScheduledSession:
     """Starts drafters as arms of one session.
 
@@ -264,7 +261,6 @@ def scheduled(
         context: of the call; a drafter's own temperature counts for it alone.
         state: of the call.
         experience: of these drafters with this target.
-        is_fixed: whether the call asks for a fixed draft length.
     """
     arms: list[Arm] = []
     for drafter in drafters:
@@ -272,4 +268,4 @@ def scheduled(
         name = drafter.name if drafter.name not in [arm.name for arm in arms] else f"{drafter.name}-{len(arms) + 1}"
         session = drafter.start(context.for_arm(own), state)
         arms.append(Arm(name, session, own.num_draft_tokens or drafter.default_num_draft_tokens))
-    return ScheduledSession(arms, experience, context.in_lockstep, is_fixed)
+    return ScheduledSession(arms, experience, context.in_lockstep, is_fixed=not context.is_scheduled)

@@ -1,0 +1,636 @@
+"""A memory of token sequences that answers one question: how did text go on after a tail like this?
+
+Works like the match finder of LZ77 compressors (hash chains), not like a tree: all tokens lie in one array, and for a
+few lengths k a table leads from the hash of a k-gram to its newest place, from which links lead to the older ones.
+Writing a token is a handful of integer operations, whatever the history's size; a lookup walks a bounded number of
+links and compares the places it finds with the tail, so hash collisions cost time and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import index, mul
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from hf_specdec.options import check_count
+from hf_specdec.vocabulary import Vocabulary, read_count
+
+# Stands between requests, and may stand in them: nothing matches it, nothing is copied across it.
+GAP = -1
+_NO_TOKEN = -2  # equals nothing that is stored
+_ID_LIMIT = 2**31
+
+# The lengths k that have a table. A match of m tokens is found by the longest k <= m.
+ANCHORS = (8, 3, 1)
+# The newest matches of every anchor vote; older ones would cost time and say less about what comes now.
+MOST_VOTERS = 64
+# Links that are followed for them; the rest are hash collisions.
+_MOST_VISITED = 2 * MOST_VOTERS
+# Shorter additions are entered token by token, which is then faster than a dozen numpy calls.
+_BULK = 64
+# Longer ones are entered piece by piece, which bounds the memory of the intermediate results.
+_CHUNK = 2**18
+_SMALLEST_CAPACITY = 256
+
+# k-grams are hashed by a polynomial over 32-bit integers; its upper bits are well mixed (Knuth's multiplicative hash).
+_HASH_BITS = 32
+_MASK = 2**_HASH_BITS - 1
+_MULTIPLIER = 0x9E3779B1
+
+FILE_NAME = "history.safetensors"
+_FORMAT, _VERSION = "hf_specdec.history", "1"
+
+
+class Proposal(NamedTuple):
+    """A continuation, copied from what followed the matches.
+
+    Attributes:
+        tokens: the continuation, the most frequent token at every step.
+        probs: of every token, the share of the matches that got there and continued with it.
+        num_matches: places that were found.
+        match_length: tokens the tail and those places have in common.
+        score: expected number of tokens that are right, if the shares are probabilities: the sum of their
+            running products.
+    """
+
+    tokens: list[int]
+    probs: list[float]
+    num_matches: int
+    match_length: int
+    score: float
+
+
+NOTHING = Proposal([], [], 0, 0, 0.0)
+
+
+@dataclass(frozen=True)
+class CopyRule:
+    """How much of a continuation is copied.
+
+    Attributes:
+        max_spec_factor: most tokens to copy for every token of the match.
+        max_spec_offset: added to that.
+        min_token_prob: copying ends where the running product of the shares falls below this.
+
+    Raises:
+        ValueError: if a value is out of range or no number.
+    """
+
+    max_spec_factor: float = 1.0
+    max_spec_offset: float = 0.0
+    min_token_prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_number("max_spec_factor", self.max_spec_factor, lowest=0)
+        _check_number("max_spec_offset", self.max_spec_offset)
+        _check_number("min_token_prob", self.min_token_prob, lowest=0, highest=1)
+
+    def budget(self, match_length: int, limit: int) -> int:
+        """Most tokens to copy after a match of this length; never falls when the match grows."""
+        return max(0, int(min(limit, match_length * self.max_spec_factor + self.max_spec_offset)))
+
+
+class TokenHistory:
+    """Token sequences ("requests") in the order of their arrival, and an index over them.
+
+    Takes about 30 to 60 bytes a token. Several threads may share one history.
+
+    Args:
+        max_depth: longest match that is recognised, in tokens.
+        max_requests: with more requests, the oldest are forgotten; `None` keeps all.
+        max_tokens: with more tokens, the oldest requests are forgotten, and of a single longer request all but its
+            end; `None` keeps all. Only a request that grows (`extend`) may exceed it.
+
+    Raises:
+        ValueError: if a value is no positive integer.
+
+    Attributes:
+        vocabulary: what the ids belong to, as far as it is known.
+    """
+
+    _size: int  # where the next token goes
+    _oldest: int  # where the oldest remembered request begins, with its gap
+    _stretch: int  # where the tokens behind the last gap begin
+
+    def __init__(self, max_depth: int = 24, max_requests: int | None = None, max_tokens: int | None = None):
+        check_count("max_depth", max_depth)
+        for name, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
+            if value is not None:
+                check_count(name, value)
+        self.max_depth, self.max_requests, self.max_tokens = max_depth, max_requests, max_tokens
+        self.vocabulary = Vocabulary()
+        self._num_readers = 0
+        self._lock = threading.RLock()
+        self._forget_everything()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are remembered."""
+        return len(self._requests)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all remembered requests."""
+        with self._lock:
+            return self._size - self._oldest - len(self._requests)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is held, reserves included."""
+        with self._lock:
+            return self._tokens.nbytes + sum(table.num_bytes for table in self._tables) + 8 * len(self._requests)
+
+    def clear(self) -> None:
+        """Forgets all requests and gives their memory back. What the ids belong to stays known."""
+        with self._lock:
+            self._forget_everything()
+
+    def claim(self, vocabulary: Vocabulary) -> None:
+        """Ties the history to a vocabulary; from then on, other ids are refused.
+
+        Raises:
+            ValueError: if it is tied to another one.
+        """
+        with self._lock:
+            self.vocabulary = self.vocabulary.merged(vocabulary)
+
+    def next_reader(self) -> int:
+        """A number that none of those had who have read the history, or written what is in it; from 0.
+
+        Saved with the history: it keeps random numbers apart that must be independent.
+        """
+        with self._lock:
+            self._num_readers += 1
+            return self._num_readers - 1
+
+    def add(self, tokens: Sequence[int] | np.ndarray) -> None:
+        """Adds a whole request and forgets the oldest ones if there are too many; an empty one is no request.
+
+        Args:
+            tokens: ids, or `GAP` where nothing shall be matched.
+
+        Raises:
+            ValueError: if an id is negative or outside the vocabulary.
+        """
+        if self.max_tokens is not None:
+            tokens = tokens[-self.max_tokens :]
+        if len(tokens) == 0:
+            return
+        with self._lock:
+            self._write(tokens, is_new=True)
+            self._forget_oldest()
+
+    def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
+        """Appends to the newest request, or begins the first one. Arguments and errors as in `add`."""
+        if len(tokens) == 0:
+            return
+        with self._lock:
+            self._write(tokens, is_new=not self._requests)
+            self._forget_oldest()
+
+    def propose(self, tail: Sequence[int] | None, limit: int, rule: CopyRule) -> Proposal:
+        """The continuation with the largest score over all lengths of the match; of equals, the longer match's.
+
+        Matches of m tokens are looked for with the longest anchor k <= m, and only the newest `MOST_VOTERS` places
+        that share k tokens with the tail are looked at. At every step they vote on the next token, ties going to
+        the newest place; a place where its request ended votes for nothing, but counts as one that got there.
+
+        Args:
+            tail: the text to be continued; its last `max_depth` tokens matter. `None` is the end of the newest
+                request, and a copy may then run into itself, as in a repetition.
+            limit: most tokens to copy.
+            rule: how many of them to copy.
+        """
+        with self._lock:
+            own = tail is None
+            ending = self._ending() if tail is None else _behind_last_gap(tail[-self.max_depth :])
+            return self._best(ending, limit, rule, runs_on=own)
+
+    def _best(self, ending: list[int], limit: int, rule: CopyRule, runs_on: bool) -> Proposal:
+        best, longest = NOTHING, len(ending)
+        for table in self._tables:
+            # The longest match a table stands for has the largest budget, which bounds every score.
+            if table.length <= longest and rule.budget(longest, limit) > best.score:
+                places, lengths = self._matches(table, ending)
+                if len(places):
+                    rows = self._continuations(places, rule.budget(longest, limit), runs_on)
+                    best = _best_of_lengths(rows, np.minimum(lengths, longest), limit, rule, best)
+            longest = min(longest, table.length - 1)
+        return best
+
+    def _matches(self, table: _ChainTable, ending: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Places behind the newest matches of a table's length, newest first, and how long each match is."""
+        places = np.array(table.candidates(ending, self._oldest), dtype=np.int64)
+        if len(places) == 0:
+            return places, places
+        # The sentinel differs from everything, so the first difference is the length of the match.
+        backwards = np.full(self.max_depth + 1, _NO_TOKEN)
+        backwards[: len(ending)] = ending[::-1]
+        before = self._tokens.take(places[:, None] - np.arange(1, self.max_depth + 2), mode="clip")
+        lengths = (before == backwards).argmin(axis=1)
+        found = (lengths >= table.length).nonzero()[0][:MOST_VOTERS]
+        return places[found], lengths[found]
+
+    def _continuations(self, places: np.ndarray, width: int, runs_on: bool) -> np.ndarray:
+        """The tokens from every place on, (places, width); what comes behind a gap has no meaning."""
+        steps = np.arange(width)
+        if runs_on:  # behind the end stands the copy itself, which agrees with this place wherever it is asked
+            steps = steps % (self._size - places[:, None])
+        return self._tokens.take(places[:, None] + steps, mode="clip")
+
+    def _ending(self) -> list[int]:
+        """The end of the newest request, as much of it as can match."""
+        return self._view[max(self._stretch, self._size - self.max_depth) : self._size].tolist()
+
+    def _write(self, tokens: Sequence[int] | np.ndarray, is_new: bool) -> None:
+        is_bulk = len(tokens) >= _BULK
+        values = self._checked_array(tokens) if is_bulk else self._checked_list(tokens)
+        self._reserve(len(values) + 1)
+        if is_new:
+            self._requests.append(self._size)
+            self._push([GAP])
+        if isinstance(values, np.ndarray):
+            self._push_many(values)
+        else:
+            self._push(values)
+
+    def _push(self, values: list[int]) -> None:
+        first, num_before = self._size, self._size - self._stretch
+        for position, token in enumerate(values, start=first):
+            self._view[position] = token
+            if token < 0:
+                self._stretch = position + 1
+        self._size += len(values)
+        for table in self._tables:
+            table.push(values, first, num_before)
+
+    def _push_many(self, values: np.ndarray) -> None:
+        """The same as `_push` of every value, in a few passes over all of them."""
+        first, self._size = self._size, self._size + len(values)
+        self._tokens[first : self._size] = values
+        gaps = (values < 0).nonzero()[0]
+        if len(gaps):
+            self._stretch = first + int(gaps[-1]) + 1
+        for table in self._tables:
+            table.push_many(first, self._size, self._stretch)
+
+    def _checked_list(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
+        try:
+            values = list(map(index, tokens))
+        except TypeError:
+            raise ValueError(f"A history holds flat lists of token ids, not {tokens!r}.") from None
+        limit = self.vocabulary.size or _ID_LIMIT
+        if min(values) < GAP or max(values) >= limit:
+            raise ValueError(_out_of_range(next(value for value in values if not GAP <= value < limit), limit))
+        return values
+
+    def _checked_array(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        values = np.asarray(tokens)
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise ValueError(f"A history holds flat lists of token ids, not {values.dtype} of shape {values.shape}.")
+        limit = self.vocabulary.size or _ID_LIMIT
+        if values.min() < GAP or values.max() >= limit:
+            raise ValueError(_out_of_range(int(values[(values < GAP) | (values >= limit)][0]), limit))
+        return values
+
+    def _forget_everything(self) -> None:
+        margin = max(self.max_depth, *ANCHORS) + 1  # gaps in front, so that looking back always stays inside
+        self._tokens = np.full(max(_SMALLEST_CAPACITY, 2 * margin), GAP, dtype=np.int32)
+        self._tables = [_ChainTable(length, len(self._tokens)) for length in ANCHORS]
+        self._requests: deque[int] = deque()  # position of the gap in front of every request
+        self._margin = self._size = self._oldest = self._stretch = margin
+        self._renew_views()
+
+    def _renew_views(self) -> None:
+        # Single numbers are read and written through memoryviews, which is three times as fast.
+        self._view = self._tokens.data
+        for table in self._tables:
+            table.tokens, table.view = self._tokens, self._view
+
+    def _reserve(self, num_more: int) -> None:
+        """Makes room; one place behind the last token always remains a gap."""
+        capacity = len(self._tokens)
+        if self._size + num_more < capacity:
+            return
+        while self._size + num_more >= capacity:
+            capacity *= 2
+            for table in self._tables:
+                table.double()
+        tokens = np.full(capacity, GAP, dtype=np.int32)
+        tokens[: self._size] = self._tokens[: self._size]
+        self._tokens = tokens
+        self._renew_views()
+
+    def _forget_oldest(self) -> None:
+        """Keeps the limits. Forgotten requests lie in front of `_oldest`, where no lookup goes."""
+        requests = self._requests
+        most_requests, most_tokens = self.max_requests or math.inf, self.max_tokens or math.inf
+        while len(requests) > 1 and (len(requests) > most_requests or self.num_tokens > most_tokens):
+            requests.popleft()
+            self._oldest = requests[0]
+        num_forgotten = self._oldest - self._margin
+        if num_forgotten > max(_SMALLEST_CAPACITY, self._size // 2):
+            self._move_down(num_forgotten)
+
+    def _move_down(self, distance: int) -> None:
+        """Drops the forgotten front of the storage."""
+        live = slice(self._oldest, self._size)
+        moved = slice(self._margin, self._size - distance)
+        self._tokens[moved] = self._tokens[live].copy()
+        self._tokens[moved.stop :] = GAP
+        for table in self._tables:
+            table.move_down(live, moved, distance)
+        self._requests = deque(position - distance for position in self._requests)
+        self._size, self._oldest, self._stretch = moved.stop, self._margin, self._stretch - distance
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes tokens and what they belong to into one file of a folder; the index is rebuilt on loading.
+
+        An interrupted save leaves an earlier one as it was.
+
+        Args:
+            folder: made if it does not exist; the file in it is called `FILE_NAME`.
+        """
+        with self._lock:
+            tokens = self._tokens[self._oldest : self._size].copy()
+            starts = np.array(self._requests, dtype=np.int64) - self._oldest
+            metadata = {"format": _FORMAT, "version": _VERSION, "readers": str(self._num_readers)}
+            metadata |= self.vocabulary.to_metadata()
+        lengths = np.diff(starts, append=len(tokens)) - 1
+        _write_atomically(Path(folder), {"tokens": np.delete(tokens, starts), "lengths": lengths}, metadata)
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Puts the requests of a saved history in place of this one's. On an error this one stays as it is.
+
+        Args:
+            folder: where a history was saved.
+
+        Raises:
+            ValueError: if there is no history, it is damaged, of another version or of another vocabulary.
+        """
+        path = Path(folder) / FILE_NAME
+        tokens, lengths, metadata = _read(path)
+        saved_vocabulary, num_readers = Vocabulary.from_metadata(metadata), read_count(metadata, "readers", minimum=0)
+        with self._lock:
+            vocabulary = self.vocabulary.merged(saved_vocabulary)
+            _check_contents(path, tokens, lengths, vocabulary)
+            self.vocabulary = vocabulary
+            self._num_readers = max(self._num_readers, num_readers)
+            self._forget_everything()
+            starts = np.cumsum(lengths) - lengths
+            if len(lengths):
+                self._reserve(len(tokens) + len(lengths) + 1)
+                self._requests.extend((starts + np.arange(len(lengths)) + self._size).tolist())
+                self._push_many(np.insert(tokens, starts, GAP))
+            self._forget_oldest()
+
+
+class _ChainTable:
+    """Where the k-grams of one length k are that have a successor: a bucket's newest, and from each the next older.
+
+    A k-gram is named by the position behind it, where its continuation begins; 0 ends a chain.
+
+    Args:
+        length: k.
+        capacity: positions there is room for; also the number of buckets, a power of two or any number.
+    """
+
+    tokens: np.ndarray
+    view: memoryview
+
+    def __init__(self, length: int, capacity: int):
+        self.length = length
+        self.bucket_bits = (capacity - 1).bit_length()
+        self.heads = np.zeros(2**self.bucket_bits, dtype=np.int32)
+        self.previous = np.zeros(capacity, dtype=np.int32)
+        self.factors = [pow(_MULTIPLIER, power + 1, 2**_HASH_BITS) for power in range(length + 1)]  # newest token first
+        self.rolled = 0  # hash of the newest tokens
+        self._renew_views()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.heads.nbytes + self.previous.nbytes
+
+    def _renew_views(self) -> None:
+        self.shift = _HASH_BITS - self.bucket_bits
+        self.heads_view, self.previous_view = self.heads.data, self.previous.data
+
+    def candidates(self, ending: list[int], oldest: int) -> list[int]:
+        """Positions whose k-gram has the hash of the ending's last k tokens, newest first, down to `oldest`."""
+        found: list[int] = []
+        previous = self.previous_view
+        position = self.heads_view[self._hash(ending) >> self.shift]
+        while position > oldest and len(found) < _MOST_VISITED:
+            found.append(position)
+            position = previous[position]
+        return found
+
+    def push(self, values: list[int], position: int, num_before: int) -> None:
+        """Enters the k-grams that are followed by these tokens; `num_before` tokens lie behind the last gap."""
+        heads, previous, view, length, shift = self.heads_view, self.previous_view, self.view, self.length, self.shift
+        rolled, leaving = self.rolled, self.factors[length]
+        for place, token in enumerate(values, start=position):
+            if token < 0:
+                rolled, num_before = 0, -1
+            elif num_before < length:
+                rolled = (rolled + token) * _MULTIPLIER & _MASK
+            else:
+                bucket = rolled >> shift
+                previous[place] = heads[bucket]
+                heads[bucket] = place
+                rolled = ((rolled + token) * _MULTIPLIER - view[place - length] * leaving) & _MASK
+            num_before += 1
+        self.rolled = rolled
+
+    def push_many(self, first: int, last: int, stretch: int) -> None:
+        """`push` for the tokens in [first, last), which are stored already; behind `stretch` there is no gap."""
+        for begin in range(first, last, _CHUNK):
+            positions = self._enterable(begin, min(begin + _CHUNK, last))
+            if len(positions):
+                buckets = self._hashes(positions) >> np.uint32(self.shift)
+                self._enter(positions, buckets.astype(np.int64))
+        self.rolled = self._hash(self.view[max(stretch, last - self.length) : last].tolist())
+
+    def double(self) -> None:
+        """Doubles positions and buckets. Bucket b becomes 2b and 2b + 1, and both begin with the chain b had."""
+        self.previous = np.concatenate([self.previous, np.zeros_like(self.previous)])
+        self.heads = np.repeat(self.heads, 2)
+        self.bucket_bits += 1
+        self._renew_views()
+
+    def move_down(self, live: slice, moved: slice, distance: int) -> None:
+        """Moves all positions; chains end where they led out of the live part."""
+        self.previous[moved] = np.maximum(self.previous[live] - distance, 0)
+        np.maximum(self.heads - distance, 0, out=self.heads)
+
+    def _enterable(self, first: int, last: int) -> np.ndarray:
+        """Positions in [first, last) with k tokens before them and a token behind, no gap among these."""
+        clean = self.tokens[first - self.length : last] >= 0
+        enterable = clean[self.length :].copy()
+        for back in range(self.length):
+            enterable &= clean[back : back + last - first]
+        return enterable.nonzero()[0] + first
+
+    def _hash(self, ending: list[int]) -> int:
+        return sum(map(mul, reversed(ending), self.factors[: self.length])) & _MASK
+
+    def _hashes(self, positions: np.ndarray) -> np.ndarray:
+        hashes = np.zeros(len(positions), dtype=np.uint32)
+        unsigned = self.tokens.view(np.uint32)
+        for back, factor in enumerate(self.factors[: self.length]):
+            hashes += unsigned[positions - 1 - back] * np.uint32(factor)
+        return hashes
+
+    def _enter(self, positions: np.ndarray, buckets: np.ndarray) -> None:
+        """Links positions of the same bucket, each to the next older one."""
+        # Sorted by bucket, then position: one sort of unique numbers is faster than a stable argsort.
+        keys = np.sort(buckets << 32 | positions)
+        buckets, positions = keys >> 32, keys & 0xFFFFFFFF
+        is_first = np.append(True, buckets[1:] != buckets[:-1])
+        older = np.where(is_first, self.heads[buckets], np.append(0, positions[:-1]))
+        self.previous[positions] = older
+        is_last = np.append(is_first[1:], True)
+        self.heads[buckets[is_last]] = positions[is_last]
+
+
+def _best_of_lengths(rows: np.ndarray, lengths: np.ndarray, limit: int, rule: CopyRule, best: Proposal) -> Proposal:
+    """The best of the continuations that matches of every length vote for, or `best` if none scores more.
+
+    Args:
+        rows: continuations, newest first, shape (matches, width).
+        lengths: of the matches, shape (matches,).
+        limit: most tokens to copy.
+        rule: how many to copy.
+        best: of the longer matches.
+    """
+    for length in sorted(set(lengths.tolist()), reverse=True):
+        budget = rule.budget(length, limit)
+        if budget <= best.score:
+            break  # shorter matches have no larger budget, and no score exceeds its budget
+        voters = rows[lengths >= length, :budget]
+        tokens, probs = _most_frequent(voters, rule.min_token_prob)
+        score = sum(_running_products(probs))
+        if score > best.score:
+            best = Proposal(tokens, probs, len(voters), length, score)
+    return best
+
+
+def _most_frequent(voters: np.ndarray, min_token_prob: float) -> tuple[list[int], list[float]]:
+    """The most frequent token at every step among the rows that agree so far, and its share of them."""
+    chosen: list[int] = []
+    shares: list[float] = []
+    remaining = 1.0
+    for token, share in _votes(voters):
+        remaining *= share
+        if remaining < min_token_prob:
+            break
+        chosen.append(token)
+        shares.append(share)
+    return chosen, shares
+
+
+def _votes(voters: np.ndarray) -> Iterator[tuple[int, float]]:
+    """Winner and share of every vote. Rows are newest first; a row that disagrees, or has ended, votes no more."""
+    step, width = 0, voters.shape[1]
+    while step < width:
+        # As long as half of the voters side with the newest one, it wins: then nobody has to be counted.
+        newest = voters[0, step:].tolist()
+        agree = np.logical_and.accumulate(voters[:, step:] == voters[0, step:], axis=1)
+        num_before, run = len(voters), 0
+        for token, num_agreeing in zip(newest, agree.sum(axis=0).tolist(), strict=True):
+            if token < 0 or 2 * num_agreeing < num_before:
+                break
+            yield token, num_agreeing / num_before
+            num_before, run = num_agreeing, run + 1
+        if step + run == width:
+            return
+        voters = voters[agree[:, run - 1]] if run else voters
+        step += run
+        column = voters[:, step].tolist()
+        ballots = Counter(token for token in column if token >= 0)
+        if not ballots:
+            return
+        winner, count = ballots.most_common(1)[0]  # of equals the first one met, which is the newest
+        yield winner, count / len(column)
+        voters = voters[voters[:, step] == winner]
+        step += 1
+
+
+def _running_products(probs: list[float]) -> Iterator[float]:
+    product = 1.0
+    for prob in probs:
+        product *= prob
+        yield product
+
+
+def _behind_last_gap(tail: Sequence[int]) -> list[int]:
+    tokens = list(tail)
+    gaps = [place for place, token in enumerate(tokens) if token < 0]
+    return tokens[gaps[-1] + 1 :] if gaps else tokens
+
+
+def _out_of_range(token: int, limit: int) -> str:
+    return f"Token id {token} cannot be stored: ids must be at least 0 and below {limit}."
+
+
+def _check_number(name: str, value: Any, lowest: float = -math.inf, highest: float = math.inf) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if is_number and lowest <= value <= highest:
+        return
+    borders = [f"of at least {lowest}"] * (lowest > -math.inf) + [f"of at most {highest}"] * (highest < math.inf)
+    raise ValueError(f"{name}={value!r} must be a finite number{' ' if borders else ''}{' and '.join(borders)}.")
+
+
+def _write_atomically(folder: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes a file beside the old one, then puts it in its place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".{FILE_NAME}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        save_file(tensors, unfinished, metadata)
+        os.replace(unfinished, folder / FILE_NAME)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
+    """Tokens, lengths of the requests and header of a saved history."""
+    if not path.is_file():
+        raise ValueError(f"There is no saved history: {path} does not exist.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata, names = file.metadata() or {}, set(file.keys())
+            if metadata.get("format") != _FORMAT or names != {"tokens", "lengths"}:
+                raise ValueError(f"{path} is no history of this package; it was written by something else.")
+            if metadata.get("version") != _VERSION:
+                raise ValueError(
+                    f"{path} has version {metadata.get('version')} and this release reads version {_VERSION}. "
+                    "Save it anew with the release that reads it now, or begin with an empty history."
+                )
+            return file.get_tensor("tokens"), file.get_tensor("lengths"), metadata
+    except SafetensorError as reason:
+        raise ValueError(
+            f"{path} is damaged or no safetensors file ({reason}); delete it or restore a copy."
+        ) from reason
+
+
+def _check_contents(path: Path, tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> None:
+    flat = tokens.ndim == lengths.ndim == 1 and tokens.dtype == np.int32 and lengths.dtype == np.int64
+    if not flat or (lengths < 1).any() or lengths.sum() != len(tokens):
+        raise ValueError(
+            f"{path} is damaged: its requests have {lengths.sum()} tokens by their lengths ({lengths.dtype}, shape "
+            f"{lengths.shape}), and {tokens.dtype} of shape {tokens.shape} are stored. Delete it or restore a copy."
+        )
+    limit = vocabulary.size or _ID_LIMIT
+    wrong = tokens[(tokens < GAP) | (tokens >= limit)]
+    if len(wrong):
+        raise ValueError(f"{path} holds token id {wrong[0]}, outside the vocabulary of {limit} ids; delete it.")
