@@ -35,6 +35,7 @@ class Request:
         criteria: all stopping criteria.
         config: the generation config, special tokens prepared.
         arguments: arguments of the model's forward pass, the cache among them.
+        encoder_inputs: what an encoder-decoder model's encoder read, before it was repeated for several samples.
     """
 
     input_ids: Tensor
@@ -42,6 +43,7 @@ class Request:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     arguments: dict[str, Any]
+    encoder_inputs: Tensor | None = None
 
     @property
     def cache(self) -> Any:
@@ -97,7 +99,15 @@ class SpeculativeLoop:
         self.target = CachedModel(
             model, request.cache, host.after_prompt(model, request.arguments), num_rows, self.state.device
         )
-        context = DraftContext(model, self.do_sample, self.scorer.stateless_part(), options.draft_temperature)
+        context = DraftContext(
+            target=model,
+            do_sample=self.do_sample,
+            scorer=self.scorer.stateless_part(),
+            draft_temperature=options.draft_temperature,
+            in_lockstep=self.in_lockstep,
+            arguments=request.arguments,
+            encoder_inputs=request.encoder_inputs,
+        )
         self.session = drafter.start(context, self.state)
         self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
 

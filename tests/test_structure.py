@@ -17,7 +17,7 @@ LAYERS = [
     ["verify", "scorer"],
     ["stopping", "streaming", "recording"],
     ["judge"],
-    ["drafters.base", "drafters.prompt_lookup", "drafters.draft_model", "drafters"],
+    ["drafters.base", "drafters.prompt_lookup", "drafters.encoder_decoder", "drafters.draft_model", "drafters"],
     ["loop", "candidates", "hub"],
     ["generation"],
     ["", "demo_model", "loading"],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.accept import Draft
@@ -25,12 +26,19 @@ class DraftContext:
         do_sample: whether the call samples. If not, drafting greedily is best.
         scorer: the call's stateless logits processors, for drafters that draft from a law.
         draft_temperature: the temperature asked for, `None` for the call's own.
+        in_lockstep: whether all rows gain the same number of tokens in every round.
+        arguments: of the target's forward passes; an encoder's outputs and its mask are among them.
+        encoder_inputs: what the target's encoder read, shape (B / n, ...) where n samples share an input;
+            `None` for a decoder-only target.
     """
 
     target: PreTrainedModel
     do_sample: bool
     scorer: Scorer
     draft_temperature: float | None = None
+    in_lockstep: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    encoder_inputs: Tensor | None = None
 
 
 class DraftSession(ABC):
