@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused(target):
     decoder = hf_specdec.enable(tiny())
     with pytest.raises(ValueError, match="is a decoder-only model"):
         decoder.generate(prompts(1)[0], assistant=smaller(target))
-    with pytest.raises(ValueError, match="of width 16, and those of the target .* are 32 wide"):
+    with pytest.raises(ValueError, match=r"of width 16, and those of the target .* are 32 wide"):
         target.generate(assistant=DraftModel(smaller(target), shares_encoder=True), **source(1))
     with pytest.raises(ValueError, match="attends to no encoder"):
         DraftModel(tiny(), shares_encoder=True)

@@ -38,7 +38,9 @@ def refuse_option(model: PreTrainedModel, wanted: bool | None) -> None:
             "draft with an encoder-decoder model."
         )
     if wanted is False and host.attends_to_encoder(model) and not model.config.is_encoder_decoder:
-        raise ValueError(f"shares_encoder=False: {type(model).__name__} has no encoder of its own. Leave the option out.")
+        raise ValueError(
+            f"shares_encoder=False: {type(model).__name__} has no encoder of its own. Leave the option out."
+        )
 
 
 def refuse_target(model: PreTrainedModel, target: PreTrainedModel, wanted: bool | None) -> None:
@@ -75,8 +77,8 @@ def encoder_arguments(model: PreTrainedModel, context: DraftContext, wanted: boo
     inputs = context.encoder_inputs
     if inputs is None or not host.is_raw_input(context.target, inputs):
         raise ValueError(
-            f"{type(model).__name__} has an encoder of its own, which needs the raw input of the target's encoder; this "
-            "call hands over embeddings or encoder outputs. Pass the raw input, or draft with a model that shares "
+            f"{type(model).__name__} has an encoder of its own, which needs the raw input of the target's encoder; "
+            "this call hands over embeddings or encoder outputs. Pass the raw input, or draft with a model that shares "
             "the target's encoder: DraftModel(model, shares_encoder=True)."
         )
     num_rows = len(given["encoder_outputs"][0])
