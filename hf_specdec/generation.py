@@ -169,10 +169,17 @@ class Speculate:
         output = loop.run()
         if self.streamer is not None:
             self.streamer.end()
-        self.stats.merge(loop.stats)
+        self.stats = loop.stats if self.stats.calls == 0 else _sum([self.stats, loop.stats])
         if self.report is not None:
             self.report(self.stats)
         return output
+
+
+def _sum(parts: list[SpecStats]) -> SpecStats:
+    total = SpecStats()
+    for part in parts:
+        total.merge(part)
+    return total
 
 
 @dataclass

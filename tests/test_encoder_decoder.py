@@ -256,3 +256,12 @@ def test_what_does_not_fit_is_refused(target):
         DraftModel(tiny(), shares_encoder=True)
     with pytest.raises(ValueError, match="shares_encoder='yes'"):
         DraftModel(smaller(target), shares_encoder="yes")
+
+
+def test_folders_are_opened_with_their_encoder(target, tmp_path):
+    smaller(target).save_pretrained(tmp_path / "same kind")
+    tiny(seed=3).save_pretrained(tmp_path / "decoder")
+    plain = target.generate(assistant=False, **source(3), **greedy())
+    for name in ("same kind", "decoder"):
+        assert torch.equal(plain, target.generate(assistant=str(tmp_path / name), **source(3), **greedy()))
+        assert hf_specdec.last_stats(target).drafted > 0
