@@ -91,7 +91,8 @@ def speculate(assistant: Any, **options: Any) -> Speculate:
     """One call's assistant without `enable`: `model.generate(..., custom_generate=speculate(assistant))`.
 
     The host keeps streamers and tokenizers from custom generation, so streaming, stop strings and token
-    healing need `enable`.
+    healing need `enable`. So does sampling with a `seed` where one call decodes several segments (Whisper, long
+    audio): here every segment would meet the same random numbers.
 
     Args:
         assistant: as in `enable`.
@@ -117,7 +118,7 @@ class Speculate:
         assistant: a drafter, or what stands for one.
         options: of the call.
         streamer: gets every token once, in order.
-        report: called with the call's statistics.
+        report: called with the statistics of all uses so far, which then must belong to one call.
         is_checked: whether the drafter and the settings have been found to fit already.
     """
 
@@ -134,6 +135,7 @@ class Speculate:
         self.streamer = streamer
         self.report = report
         self.is_checked = is_checked
+        self.stats = SpecStats()
 
     def __call__(
         self,
@@ -142,23 +144,42 @@ class Speculate:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decodes what the host prepared. The signature is the host's for custom generation."""
+        """Decodes what the host prepared: all of a call, or one of its segments (Whisper, long audio).
+
+        The signature is the host's for custom generation; it hands over what the encoder read since that is named.
+        """
         self.assistant = drafter = resolve_assistant(self.assistant, model)
         if not self.is_checked:
             _refuse(model, drafter, host.setting(model, generation_config, {}), None)
         _refuse_empty(input_ids, model_kwargs)
-        request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        encoder_inputs = inputs_tensor if model.config.is_encoder_decoder else None
+        request = Request(
+            input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, encoder_inputs
+        )
         options = drafter.options.overridden_by(self.options)
+        if self.report is not None:  # all our uses belong to one call, which must not meet the same noise twice
+            options = options.for_segment(self.stats.calls)
         try:
             loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
         except ValueError as reason:
             raise Unservable(str(reason)) from reason
         output = loop.run()
+        if self.streamer is not None:
+            self.streamer.end()
+        self.stats = loop.stats if self.stats.calls == 0 else _sum([self.stats, loop.stats])
         if self.report is not None:
-            self.report(loop.stats)
+            self.report(self.stats)
         return output
+
+
+def _sum(parts: list[SpecStats]) -> SpecStats:
+    total = SpecStats()
+    for part in parts:
+        total.merge(part)
+    return total
 
 
 @dataclass
@@ -276,10 +297,7 @@ def _generate_with(
     """Takes out what the host would lose and hands the rest to it."""
     kwargs.pop("synced_gpus", None)
     kwargs = _take_over_tokenizer_work(target, kwargs.pop("tokenizer", None), kwargs)
-    output = plain(custom_generate=Speculate(drafter, options, streamer, attachment.record, is_checked=True), **kwargs)
-    if streamer is not None:
-        streamer.end()
-    return output
+    return plain(custom_generate=Speculate(drafter, options, streamer, attachment.record, is_checked=True), **kwargs)
 
 
 @contextmanager

@@ -78,6 +78,7 @@ _PREFIX_ONLY = {
         "ForcedEOSTokenLogitsProcessor",
         "ExponentialDecayLengthPenalty",
         "SuppressTokensAtBeginLogitsProcessor",
+        "WhisperTimeStampLogitsProcessor",
     )
 }
 # Cache layers whose slots can be rearranged row by row.
@@ -107,7 +108,8 @@ def accepts_position_ids(model: Any) -> bool:
 
 def max_positions(model: Any) -> int | None:
     """Positions the model was built for; `None` when its config names no limit."""
-    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
 
 
 def vocabulary_size(model: Any) -> int:
@@ -238,6 +240,11 @@ def refuse_settings(read: Callable[[str], Any]) -> None:
         raise ValueError(
             'cache_implementation="quantized": a quantised cache cannot be rolled back after a refused draft. '
             "Leave it out, or set assistant=False for this call."
+        )
+    if read("return_token_timestamps"):
+        raise ValueError(
+            "return_token_timestamps=True needs the attentions of every token, which are not returned with an "
+            "assistant. Leave it out, or set assistant=False for this call."
         )
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
         if read(name):
@@ -458,6 +465,66 @@ def draft_arguments(model: Any) -> dict[str, Any]:
     return arguments
 
 
+def attends_to_encoder(model: Any) -> bool:
+    """Whether the decoder looks at what an encoder says: its own, or one whose outputs it is handed."""
+    return model.config.is_encoder_decoder or "encoder_outputs" in inspect.signature(model.forward).parameters
+
+
+def encoder_width(model: Any) -> int | None:
+    """Width of the encoder outputs that a decoder attends to, as far as its config says."""
+    return getattr(model.config, "hidden_size", None)
+
+
+def encoder_input(model: Any) -> tuple[str, int | None]:
+    """What a model's encoder reads, and how many bands it has if these are spectra."""
+    return model.get_encoder().main_input_name, getattr(model.config, "num_mel_bins", None)
+
+
+def is_raw_input(model: Any, inputs: Tensor) -> bool:
+    """Whether these are what an encoder reads first: not embeddings, nor the ids that `generate` makes up.
+
+    Where only encoder outputs were passed, these ids are all negative.
+    """
+    if model.get_encoder().main_input_name != "input_ids":
+        return inputs.is_floating_point()
+    return not inputs.is_floating_point() and bool((inputs >= 0).all())
+
+
+def encode(model: Any, inputs: Tensor, mask: Tensor | None, num_rows: int) -> Any:
+    """What a model's own encoder says.
+
+    Args:
+        model: an encoder-decoder model.
+        inputs: what `generate` was given, before it is repeated for several samples each; shape (B / n, ...).
+        mask: over the inputs, repeated already, shape (B, ...), or `None`.
+        num_rows: B.
+    """
+    encoder, repeats = model.get_encoder(), num_rows // len(inputs)
+    arguments = {encoder.main_input_name: inputs.to(model.dtype) if inputs.is_floating_point() else inputs}
+    if mask is not None and "attention_mask" in inspect.signature(encoder.forward).parameters:
+        arguments["attention_mask"] = mask[::repeats]
+    outputs = encoder(**arguments, return_dict=True)
+    _, expanded = model._expand_inputs_for_generation(repeats, is_encoder_decoder=True, encoder_outputs=outputs)
+    return expanded["encoder_outputs"]
+
+
+def encoder_outputs_of(kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+    """What the target's encoder said, for a decoder that may compute in another dtype."""
+    outputs = kwargs["encoder_outputs"]
+    if outputs[0].dtype != dtype:
+        outputs = copy.copy(outputs)
+        outputs["last_hidden_state"] = outputs["last_hidden_state"].to(dtype)
+    return outputs
+
+
+def encoder_arguments(model: Any, outputs: Any, mask: Tensor | None) -> dict[str, Any]:
+    """Arguments with which a decoder attends to an encoder; a bare decoder takes no mask over it."""
+    arguments = {"encoder_outputs": outputs}
+    if mask is not None and model.config.is_encoder_decoder:
+        arguments["attention_mask"] = mask
+    return arguments
+
+
 def cache_of(outputs: Any) -> Any:
     """The cache a forward pass hands back; `None` from a model that keeps none."""
     return outputs.get(CACHE_NAME)
@@ -498,12 +565,13 @@ def output_dict(model: Any, kwargs: dict[str, Any], cache: Any, hidden_states: A
 
 def new_cache(model: Any) -> Cache:
     """An empty growing cache with the model's own layer kinds, ready to be rolled back."""
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    config = model.config.get_text_config(decoder=True)
+    cache = DynamicCache(config=config)
     cache.activate_past_recording()
     for layer in cache.layers:
         if type(layer) is DynamicSlidingWindowLayer:
             layer.__class__ = _WindowedLayer
-    return cache
+    return EncoderDecoderCache(cache, DynamicCache(config=config)) if attends_to_encoder(model) else cache
 
 
 class _WindowedLayer(DynamicSlidingWindowLayer):

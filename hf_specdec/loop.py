@@ -36,6 +36,7 @@ class Request:
         criteria: all stopping criteria.
         config: the generation config, special tokens prepared.
         arguments: arguments of the model's forward pass, the cache among them.
+        encoder_inputs: what an encoder-decoder model's encoder read, before it was repeated for several samples.
     """
 
     input_ids: Tensor
@@ -43,6 +44,7 @@ class Request:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     arguments: dict[str, Any]
+    encoder_inputs: Tensor | None = None
 
     @property
     def cache(self) -> Any:
@@ -153,13 +155,15 @@ class SpeculativeLoop:
         """Starts the drafter: at fixed lengths if the call wants them, else only as far as it pays."""
         drafter, capacity = self.drafter, host.capacity(self.request.cache)
         context = DraftContext(
-            self.model,
-            self.do_sample,
-            self.scorer.stateless_part(),
-            options.draft_temperature,
-            Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
-            self.in_lockstep,
-            options.is_scheduled(self.is_drawn),
+            target=self.model,
+            do_sample=self.do_sample,
+            scorer=self.scorer.stateless_part(),
+            draft_temperature=options.draft_temperature,
+            compilation=Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
+            in_lockstep=self.in_lockstep,
+            is_scheduled=options.is_scheduled(self.is_drawn),
+            arguments=self.request.arguments,
+            encoder_inputs=self.request.encoder_inputs,
         )
         if not context.is_scheduled:
             return drafter.start(context, self.state)

@@ -12,6 +12,9 @@ from hf_specdec.accept import RULES
 # "auto" is block verification. Coupled sampling needs no rule: it is greedy decoding of noisy scores.
 VERIFICATIONS = {"auto": "block", "coupled": "block"} | {name: name for name in RULES}
 
+# Odd and far from the seeds people choose, so that segments share no random numbers with other calls.
+_SEED_STEP = 0x9E3779B97F4A7C15
+
 
 @dataclass(frozen=True)
 class SpeculationOptions:
@@ -89,6 +92,12 @@ class SpeculationOptions:
         """Whether draft lengths follow the measured record; `is_drawn` says whether drafts are drawn from a law."""
         is_reproducible = is_drawn and (self.seed is not None or self.generator is not None)
         return self.num_draft_tokens is None and (self.is_coupled or not is_reproducible)
+
+    def for_segment(self, index: int) -> SpeculationOptions:
+        """The options for one of several texts of a call, each with random numbers of its own."""
+        if self.seed is None or index == 0:
+            return self
+        return replace(self, seed=(self.seed + index * _SEED_STEP) % 2**64)
 
     def first_seed(self) -> int:
         """The seed of the call's random numbers."""

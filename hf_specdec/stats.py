@@ -30,7 +30,7 @@ class SpecStats:
         accepted: C, drafted tokens that were emitted.
         rounds_with_draft: rounds of rows that had at least one drafted token.
         emitted: tokens emitted, drafted or not.
-        calls: `generate` calls.
+        calls: `generate` calls; where one of them decodes several texts (Whisper, long audio), each counts.
         target_passes: forward passes of the target, each over all unfinished rows.
         drafted_at: rounds that drafted a token at position i (from 0).
         tested_at: of those, the rounds in which all earlier positions were accepted and this one was judged.

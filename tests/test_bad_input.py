@@ -107,7 +107,12 @@ def test_assistants_of_another_type(target, assistant):
         hf_specdec.enable(tiny(), assistant)
 
 
-@pytest.mark.parametrize("make", [bert, t5, mamba])
+def test_an_encoder_decoder_model_cannot_draft_for_a_decoder(target):
+    message = refusal(target, assistant=t5())
+    assert "T5ForConditionalGeneration" in message and "prompt-lookup" in message
+
+
+@pytest.mark.parametrize("make", [bert, mamba])
 def test_models_that_cannot_draft(target, make):
     drafter = make()
     assert type(drafter).__name__ in refusal(target, assistant=drafter)

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from transformers import GitConfig, GitForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel, XLNetConfig, XLNetLMHeadModel
+from transformers import (
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
+    GitConfig,
+    GitForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    XLNetConfig,
+    XLNetLMHeadModel,
+)
 
 import hf_specdec
 from hf_specdec import DraftModel, PromptLookup
-from tests.models import jittered, prompts, tiny
+from hf_specdec.drafters import DraftContext
+from hf_specdec.scorer import Scorer
+from hf_specdec.state import DecodeState, Outcome
+from tests.models import COMMON, jittered, prompts, tiny
 
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
@@ -114,3 +132,81 @@ def test_weights_offloaded_by_accelerate():
 def test_a_class_in_place_of_a_drafter_is_told_so():
     with pytest.raises(ValueError, match=r"pass an object, PromptLookup\(\.\.\.\)"):
         hf_specdec.enable(tiny(), assistant=PromptLookup)
+
+
+def lfm2():
+    """Convolution layers keep the last tokens of all rows in one block."""
+    layers = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+    return Lfm2ForCausalLM(Lfm2Config(**COMMON | layers, vocab_size=64, block_auto_adjust_ff_dim=False))
+
+
+def gemma3n():
+    """The last layers read the keys of earlier ones."""
+    layers = {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    sizes = {"hidden_size_per_layer_input": 8, "head_dim": 8, "sliding_window": 6, "intermediate_size": [64] * 4}
+    extras = {"altup_num_inputs": 2, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4}
+    vocabularies = {"vocab_size": 64, "vocab_size_per_layer_input": 64, "initializer_range": 0.1}
+    return Gemma3nForCausalLM(Gemma3nTextConfig(**COMMON | layers | sizes | extras | vocabularies))
+
+
+class Unknown(LogitsProcessor):
+    """A processor that may have a state, as far as anyone knows: the batch advances in lockstep."""
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+@pytest.fixture(params=[lfm2, gemma3n])
+def stiff(request):
+    """A model whose cache cannot be rearranged row by row (on older hosts, Gemma3n's can)."""
+    torch.manual_seed(0)
+    return request.param().eval().double()
+
+
+@pytest.mark.parametrize("ends", [None, [2, 7, 11, 30]])
+@pytest.mark.parametrize("is_target", [True, False])
+def test_caches_that_cannot_be_rearranged_draft_in_lockstep(stiff, ends, is_target):
+    target = hf_specdec.enable(copy.deepcopy(stiff) if is_target else tiny())
+    ids, mask = prompts(3)
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 30, "eos_token_id": ends}
+    plain = target.generate(ids, **kwargs)
+    for drafter in (stiff, jittered(stiff)):
+        ours = target.generate(ids, assistant=drafter, logits_processor=LogitsProcessorList([Unknown()]), **kwargs)
+        assert torch.equal(plain, ours)
+        assert hf_specdec.last_stats(target).drafted > 0
+
+
+def test_caches_that_cannot_be_rearranged_are_refused_where_rows_are_ragged():
+    target = hf_specdec.enable(tiny())
+    ids, mask = prompts(3)
+    with pytest.raises(ValueError, match="cannot draft for several rows: its cache"):
+        target.generate(ids, attention_mask=mask, assistant=lfm2().double(), **GREEDY)
+
+
+def test_a_stiff_cache_in_the_middle_of_lockstep_drafts_like_a_fresh_one(stiff):
+    """Rows of a batch draft what each would draft alone, whatever was accepted before."""
+    ids, mask = prompts(3)
+
+    def start(state):
+        return DraftModel(stiff).start(
+            DraftContext(stiff, False, Scorer(LogitsProcessorList()), in_lockstep=True), state
+        )
+
+    state = DecodeState(ids, mask, fill=0)
+    session = start(state)
+    for kept, finished in ((2, False), (0, False), (4, False), (1, True), (4, True)):
+        draft = session.propose(state, [4, 4, 0 if finished else 4], None)
+        appended = [[*row[:kept], 5] for row in draft.tokens.tolist()]
+        state.append(appended)
+        accepted = [kept, kept, 0 if finished else kept]
+        outcome = Outcome(appended, [kept + 1] * 3, draft.lengths.tolist(), accepted, [False, False, finished])
+        state.commit(outcome)
+        session.commit(state, outcome)
+    here = session.propose(state, [4, 4, 0], None)
+    for row in (0, 1):
+        alone = DecodeState(torch.tensor([state.tokens[row]]), None, fill=0)
+        assert start(alone).propose(alone, [4], None).tokens.tolist() == [here.tokens[row].tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -43,8 +43,12 @@ class DraftContext:
         scorer: the call's stateless logits processors, for drafters that draft from a law.
         draft_temperature: the temperature asked for, `None` for the call's own.
         compilation: set if the call's passes are compiled.
-        in_lockstep: whether all rows advance by as many tokens as the row that is refused first.
+        in_lockstep: whether all rows gain the same number of tokens in every round, those of the row that is refused
+            first.
         is_scheduled: whether draft lengths follow the measured record.
+        arguments: of the target's forward passes; an encoder's outputs and its mask are among them.
+        encoder_inputs: what the target's encoder read, shape (B / n, ...) where n samples share an input;
+            `None` for a decoder-only target.
     """
 
     target: PreTrainedModel
@@ -54,12 +58,14 @@ class DraftContext:
     compilation: Compilation | None = None
     in_lockstep: bool = False
     is_scheduled: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    encoder_inputs: Tensor | None = None
 
     def for_arm(self, options: SpeculationOptions) -> DraftContext:
         """The context of one drafter among several: its own temperature counts unless the call names one."""
-        return (
-            self if self.draft_temperature is not None else replace(self, draft_temperature=options.draft_temperature)
-        )
+        if self.draft_temperature is not None:
+            return self
+        return replace(self, draft_temperature=options.draft_temperature)
 
 
 class DraftSession(ABC):

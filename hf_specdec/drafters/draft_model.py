@@ -1,4 +1,4 @@
-"""An independent, smaller model that drafts token by token."""
+"""A smaller model that drafts token by token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_specdec import host
 from hf_specdec.accept import Draft, sample
 from hf_specdec.cached_model import CachedModel, CompiledPasses
+from hf_specdec.drafters import encoder_decoder
 from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
@@ -20,22 +21,26 @@ from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, differing_toke
 
 
 class DraftModel(Drafter):
-    """Drafts with a smaller causal language model that shares the target's tokenizer.
+    """Drafts with a smaller language model that shares the target's tokenizer.
 
     Under sampling it draws from its own law after the call's temperature, top-k, top-p and min-p (and the
     other stateless processors), and reports exactly that law to the verifier. Leviathan et al.,
     "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
 
     Args:
-        model: a decoder-only model; it is used as it is and never modified.
+        model: a decoder-only model, or for an encoder-decoder target also an encoder-decoder model or a bare decoder
+            (`WhisperForCausalLM`). It is used as it is and never modified.
         num_draft_tokens: tokens to draft in a round.
         draft_temperature: temperature to draft at instead of the call's; 0 drafts greedily.
         tokenizer: the drafter's tokenizer. With both tokenizers known, their vocabularies are compared
             token by token, and output layers padded to different sizes are accepted.
         target_tokenizer: the target's tokenizer; the call's own `tokenizer=` counts as well.
+        shares_encoder: whether the model's decoder was made for the target's encoder, whose outputs it then reads
+            instead of running an encoder of its own (distil-whisper). Unset, it does so if it has no encoder, or if
+            `model.get_encoder() is target.get_encoder()`. Only the widths are checked.
 
     Raises:
-        ValueError: if `model` is no causal language model or an option is out of range.
+        ValueError: if `model` generates no text or an option is out of range.
     """
 
     name = "draft-model"
@@ -49,23 +54,23 @@ class DraftModel(Drafter):
         draft_temperature: float | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
+        shares_encoder: bool | None = None,
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens, draft_temperature=draft_temperature))
         if not isinstance(model, PreTrainedModel):
             raise ValueError(f"DraftModel needs a transformers.PreTrainedModel, not {type(model).__name__}.")
         host.refuse_model(model)
-        if model.config.is_encoder_decoder:
-            raise ValueError(
-                f"{type(model).__name__} is an encoder-decoder model; DraftModel runs decoder-only models. "
-                'Use assistant="prompt-lookup" with an encoder-decoder target.'
-            )
+        encoder_decoder.refuse_option(model, shares_encoder)
         self.model = model
+        self.shares_encoder = shares_encoder
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
         self._agrees_with: PreTrainedTokenizerBase | None = None  # the tokenizer it was last compared with
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Raises `ValueError` if the two models score different vocabularies or sit on different devices."""
+        """Raises `ValueError` if vocabularies or devices differ, or the model's decoder lacks what it attends to."""
+        if host.attends_to_encoder(self.model):
+            encoder_decoder.refuse_target(self.model, target, self.shares_encoder)
         is_placed = not (host.is_offloaded(self.model) or host.is_offloaded(target))
         if is_placed and self.model.device != target.device:
             raise ValueError(
@@ -104,12 +109,14 @@ class _DraftModelSession(DraftSession):
         model, limit = drafter.model, host.max_positions(drafter.model)
         cache, compiled = _cache_and_call(model, context.compilation)
         host.refuse_cache(cache, is_filled=False)
-        if len(state.rows) > 1 and not host.can_be_ragged(cache):
+        if len(state.rows) > 1 and not (context.in_lockstep or host.can_be_ragged(cache)):
             raise ValueError(
                 f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
                 "Generate one row at a time, or use another drafter."
             )
         arguments = host.draft_arguments(model)
+        if host.attends_to_encoder(model):
+            arguments |= encoder_decoder.encoder_arguments(model, context, drafter.shares_encoder)
         self.reader = CachedModel(model, cache, arguments, len(state.rows), state.device, limit, compiled)
         self.context_length = limit or 2**62
         self.is_greedy = not context.do_sample or context.draft_temperature == 0
@@ -119,8 +126,7 @@ class _DraftModelSession(DraftSession):
         self.num_drafted = 0  # in this round
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
-        lengths = [len(state.tokens[row]) for row in state.rows]
-        limits = [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
+        limits = self._within_context(state, limits)
         self.num_drafted = max(limits)
         if self.num_drafted == 0:
             return Draft.empty(len(limits), state.device)
@@ -158,6 +164,13 @@ class _DraftModelSession(DraftSession):
     def keep_rows(self, places: list[int]) -> None:
         self.reader.keep_rows(places)
 
+    def _within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
+        """The limits, shortened where a row nears the end of the model's context."""
+        lengths = [len(state.tokens[row]) for row in state.rows]
+        if self.reader.next_positions is None:  # the model counts by itself, padding included
+            lengths = state.row_lengths
+        return [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
+
     def _read_pending(self, state: DecodeState) -> Tensor:
         """Reads what the model has not seen of every row; the logits of the last token, (A, V)."""
         rows = [state.tokens[row][seen:] for row, seen in zip(state.rows, self.reader.num_tokens, strict=True)]
@@ -187,7 +200,7 @@ class _DraftModelSession(DraftSession):
 
 def _cache_and_call(model: PreTrainedModel, compilation: Compilation | None) -> tuple[Any, CompiledPasses | None]:
     """A cache for the draft model, and its compiled pass if the call compiles and this model can."""
-    if compilation is not None:
+    if compilation is not None and not host.attends_to_encoder(model):
         cache = host.new_static_cache(model, compilation.num_slots)
         call = host.compiled_call(model, compilation.config, cache)
         if call is not None:
