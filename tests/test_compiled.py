@@ -122,3 +122,17 @@ def test_cuda_graphs():
     for assistant in (PromptLookup(num_draft_tokens=K), DraftModel(jittered(target), num_draft_tokens=K)):
         for _ in range(3):
             assert torch.equal(target.generate(ids, assistant=assistant, **STATIC, **kwargs), plain)
+
+
+@pytest.mark.skipif(not hasattr(StaticLayer, "crop"), reason="the oldest host cannot roll back a static cache")
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_encoder_decoder_targets(compiler, num_rows):
+    from tests.test_encoder_decoder import built, t5
+
+    target = hf_specdec.enable(built(t5))
+    ids, mask = prompts(num_rows)
+    plain = target.generate(ids, attention_mask=mask, assistant=False, **PLAIN)
+    for assistant in (PromptLookup(num_draft_tokens=K), DraftModel(jittered(target), num_draft_tokens=K)):
+        kwargs = compiled(compiler, attention_mask=mask)
+        assert torch.equal(target.generate(ids, assistant=assistant, **STATIC, **kwargs), plain)
+    assert compiler.num_graphs > 0
