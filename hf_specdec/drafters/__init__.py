@@ -4,6 +4,7 @@ from hf_specdec.drafters.auto import Auto
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.prompt_lookup import PromptLookup
+from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.drafters.suffix import Suffix
 
 # Strategies that need nothing but their name: `generate(assistant="prompt-lookup")`.
@@ -14,4 +15,14 @@ NAMED: dict[str, type[Drafter]] = {
     "auto": Auto,
 }
 
-__all__ = ["NAMED", "Auto", "DraftContext", "DraftModel", "DraftSession", "Drafter", "PromptLookup", "Suffix"]
+__all__ = [
+    "NAMED",
+    "Auto",
+    "DraftContext",
+    "DraftModel",
+    "DraftSession",
+    "Drafter",
+    "PromptLookup",
+    "Suffix",
+    "scheduled",
+]

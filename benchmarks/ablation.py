@@ -1,0 +1,234 @@
+"""What do match choice, n-gram range and scheduled lengths bring? Replays plain answers; one JSON document last.
+
+    python benchmarks/ablation.py QUESTIONS.jsonl [--target DIR] [--limit 5] [--answers FILE] [--passes 1]
+
+Answers once with plain greedy generation (kept in --answers), measures what a target pass costs at every width, then
+lets the package's own sessions draft for each answer: a draft counts up to the first token that differs. Time is the
+sum of measured costs, shown to the schedule as if it had passed, so settings are compared without the noise of a
+shared machine. The prompt's own pass counts as a plain one. With --passes 2, drafters that remember outputs meet all
+questions twice, and only the second pass counts (their memory then holds the other questions, and an earlier answer to
+this one is taken out). The host's rule (n-grams of 2, then 1, the oldest match, 10 tokens) is replayed beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import DynamicCache, LogitsProcessorList
+
+from hf_specdec import Auto, PromptLookup, Suffix, host
+from hf_specdec.checks.bench import read_questions
+from hf_specdec.drafters import DraftContext, Drafter, DraftSession, scheduled
+from hf_specdec.loading import encode, load_target
+from hf_specdec.scorer import Scorer
+from hf_specdec.state import DecodeState, Outcome
+
+HOST_RULE = "host rule"
+LONGEST = 24
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A drafter, and whether its lengths are scheduled; `runs_on` is false where copies end with the text."""
+
+    build: Callable[[], Drafter]
+    is_scheduled: bool = False
+    runs_on: bool = True
+
+
+def lookup(*window: int, longest: int = 10, prefer: str = "frequent", per_match: int | None = None) -> Callable:
+    """Builds a prompt lookup."""
+    return lambda: PromptLookup(*window, num_draft_tokens=longest, prefer=prefer, tokens_per_match=per_match)
+
+
+def suffix(**options: Any) -> Callable:
+    """Builds a suffix drafter."""
+    return lambda: Suffix(**options)
+
+
+SETTINGS = {
+    HOST_RULE: Setting(lookup(1, 2, prefer="earliest"), runs_on=False),
+    "vLLM's prompt lookup, (5, 5)": Setting(lookup(5, 5, prefer="earliest")),
+    "fixed 10, (1, 2) newest": Setting(lookup(1, 2, prefer="newest")),
+    "fixed 10, (1, 2) frequent": Setting(lookup(1, 2)),
+    "fixed 5, (1, 4) frequent": Setting(lookup(1, 4, longest=5)),
+    "fixed 10, (1, 4) earliest": Setting(lookup(1, 4, prefer="earliest")),
+    "fixed 10, (1, 4) newest": Setting(lookup(1, 4, prefer="newest")),
+    "fixed 10, (1, 4) frequent": Setting(lookup(1, 4)),
+    "fixed 10, (2, 4) frequent": Setting(lookup(2, 4)),
+    "fixed 10, (3, 5) frequent": Setting(lookup(3, 5)),
+    "5 a match, (1, 4) frequent, at most 15": Setting(lookup(1, 4, longest=15, per_match=5)),
+    "5 a match, (1, 8) frequent, at most 15": Setting(lookup(1, 8, longest=15, per_match=5)),
+    "scheduled, (1, 4) newest": Setting(lookup(1, 4, longest=15, prefer="newest"), is_scheduled=True),
+    "scheduled, (1, 4) frequent (prompt-lookup)": Setting(lookup(1, 4, longest=15), is_scheduled=True),
+    "scheduled, (1, 8) frequent": Setting(lookup(1, 8, longest=15), is_scheduled=True),
+    "suffix, factor 1, own text": Setting(suffix(max_cached_requests=0)),
+    "suffix, factor 5, own text": Setting(suffix(max_cached_requests=0, max_spec_factor=5.0)),
+    "suffix, scheduled, own text": Setting(suffix(max_cached_requests=0), is_scheduled=True),
+    "suffix, factor 1 (vLLM's)": Setting(suffix()),
+    "suffix, scheduled (suffix)": Setting(suffix(), is_scheduled=True),
+    "auto": Setting(Auto, is_scheduled=True),
+    "auto: suffix and prompt lookup": Setting(lambda: Auto([Suffix(), PromptLookup()]), is_scheduled=True),
+}
+
+
+def main() -> None:
+    """Answers, measures, replays, prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("questions", type=Path)
+    parser.add_argument("--target")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--limit", type=int, default=5)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--answers", type=Path, default=Path("build/answers.json"))
+    parser.add_argument("--costs", type=Path, default=Path("build/costs.json"), help="measured costs, kept")
+    parser.add_argument("--passes", type=int, default=1)
+    options = parser.parse_args()
+    model, tokenizer = load_target(options.target, options.dtype)
+    answers = kept(options.answers, lambda: answered(model, tokenizer, options))
+    costs = kept(options.costs, lambda: pass_costs(model, widths=range(1, LONGEST + 2)))
+    results = {name: compared(model, answers, setting, costs, options.passes) for name, setting in SETTINGS.items()}
+    for result in results.values():
+        result["against_host_rule"] = result["speedup"] / results[HOST_RULE]["speedup"]
+    Console(width=120).print(table(results))
+    print(json.dumps({"threads": torch.get_num_threads(), "cost_by_width": costs, "settings": results}))
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """What a file holds, made and written if there is none."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(make()))
+    return json.loads(path.read_text())
+
+
+def answered(model: Any, tokenizer: Any, options: argparse.Namespace) -> list[dict]:
+    """Plain greedy answers: category, prompt and answer ids."""
+    answers = []
+    for question in read_questions(options.questions, limit=options.limit):
+        inputs = encode(tokenizer, [[{"role": "user", "content": question.turns[0]}]], model.device)
+        output = model.generate(**inputs, max_new_tokens=options.max_new_tokens, do_sample=False)[0].tolist()
+        length = inputs["input_ids"].shape[1]
+        answers.append({"category": question.category, "prompt": output[:length], "answer": output[length:]})
+        print(f"{len(answers)} answers", flush=True)
+    return answers
+
+
+@torch.no_grad()
+def pass_costs(model: Any, widths: range, context: int = 300, repeats: int = 15) -> list[float]:
+    """Median seconds of a pass over `width` tokens behind a context, relative to one token; widths interleaved."""
+    cache = DynamicCache(config=model.config)
+    model(torch.zeros(1, context, dtype=torch.long, device=model.device), **{host.CACHE_NAME: cache})
+    seconds: dict[int, list[float]] = {width: [] for width in widths}
+    for _ in range(repeats):
+        for width in widths:
+            tokens = torch.zeros(1, width, dtype=torch.long, device=model.device)
+            start = time.perf_counter()
+            model(tokens, **{host.CACHE_NAME: cache})
+            seconds[width].append(time.perf_counter() - start)
+            cache.crop(-width)
+    medians = [statistics.median(seconds[width]) for width in widths]
+    return [value / medians[0] for value in medians]
+
+
+def compared(model: Any, answers: list[dict], setting: Setting, costs: list[float], passes: int) -> dict[str, float]:
+    """Geometric mean over categories of the replayed speed-up, tokens a pass, and share of rounds with a draft."""
+    drafter = setting.build()
+    for _ in range(passes):
+        by_category: dict[str, list[Replay]] = {}
+        for entry in answers:
+            replay = Replay(model, drafter, setting, costs, entry)
+            by_category.setdefault(entry["category"], []).append(replay.run())
+    speedups = [sum(run.tokens for run in runs) / sum(run.clock for run in runs) for runs in by_category.values()]
+    every = [run for runs in by_category.values() for run in runs]
+    rounds = sum(run.rounds for run in every)
+    return {
+        "speedup": math.exp(statistics.fmean(map(math.log, speedups))),
+        "acceptance_length": sum(run.tokens for run in every) / rounds,
+        "coverage": sum(run.rounds_with_draft for run in every) / rounds,
+        "seconds_per_token": sum(run.clock for run in every) / sum(run.tokens for run in every),
+        "draft_length": sum(run.drafted for run in every) / max(1, sum(run.rounds_with_draft for run in every)),
+    }
+
+
+class Replay:
+    """An answer that is known in advance, drafted round by round on a clock of measured costs."""
+
+    def __init__(self, model: Any, drafter: Drafter, setting: Setting, costs: list[float], entry: dict):
+        self.costs, self.answer, self.runs_on = costs, entry["answer"], setting.runs_on
+        self.clock, self.rounds, self.rounds_with_draft, self.tokens, self.drafted = 0.0, 0, 0, 0, 0
+        self.state = DecodeState(torch.tensor([entry["prompt"]]), None, fill=0)
+        context = DraftContext(model, False, Scorer(LogitsProcessorList()), is_scheduled=setting.is_scheduled)
+        self.session = started(drafter, context, self.state)
+        self.longest = drafter.options.num_draft_tokens or drafter.default_num_draft_tokens
+
+    def run(self) -> Replay:
+        """Goes through the whole answer."""
+        with mock.patch("hf_specdec.drafters.scheduled.time.perf_counter", side_effect=lambda: self.clock):
+            for draft in self._drafts():
+                wanted = self.answer[self.tokens :]
+                accepted = next((i for i, token in enumerate(draft) if token != wanted[i]), len(draft))
+                self._advance(draft, accepted)
+        return self
+
+    def _drafts(self) -> Iterator[list[int]]:
+        while self.tokens < len(self.answer):
+            limit = min(self.longest, len(self.answer) - self.tokens - 1)
+            tokens = self.session.propose(self.state, [limit], None).tokens[0].tolist() if limit else []
+            yield tokens if self.runs_on else tokens[: self._copied_from_text(tokens)]
+
+    def _advance(self, draft: list[int], accepted: int) -> None:
+        new = self.answer[self.tokens : self.tokens + accepted + 1]
+        self.clock += self.costs[len(draft)] if self.rounds else self.costs[0]
+        self.rounds += 1
+        self.rounds_with_draft += bool(draft)
+        self.drafted += len(draft)
+        self.tokens += len(new)
+        outcome = Outcome([new], [len(new)], [len(draft)], [accepted], [self.tokens == len(self.answer)])
+        self.state.append([new])
+        self.state.commit(outcome)
+        self.session.commit(self.state, outcome)
+
+    def _copied_from_text(self, draft: list[int]) -> int:
+        """How much of a copy of the oldest match of two tokens, or one, lies in the text itself."""
+        text = self.state.tokens[0]
+        for size in (2, 1):
+            ends = (end for end in range(size, len(text)) if text[end - size : end] == text[-size:])
+            if (end := next(ends, None)) is not None:
+                return min(len(draft), len(text) - end)
+        return len(draft)
+
+
+def started(drafter: Drafter, context: DraftContext, state: DecodeState) -> DraftSession:
+    """The drafter's session, as the loop starts it."""
+    if not context.is_scheduled:
+        return drafter.start(context, state)
+    return scheduled(drafter.arms, context, state, drafter.experience_with(context.target))
+
+
+def table(results: dict[str, dict[str, float]]) -> Table:
+    """One line a setting."""
+    shown = Table(title="Replayed")
+    for heading in ("setting", "speed-up", "against host", "tokens a pass", "rounds with draft", "drafted a draft"):
+        shown.add_column(heading)
+    for name, result in results.items():
+        figures = (result[key] for key in ("speedup", "against_host_rule", "acceptance_length"))
+        cells = [*(f"{value:.3f}" for value in figures), f"{result['coverage']:.0%}", f"{result['draft_length']:.1f}"]
+        shown.add_row(name, *cells)
+    return shown
+
+
+if __name__ == "__main__":
+    main()
