@@ -170,6 +170,16 @@ def is_offloaded(model: Any) -> bool:
     return hasattr(model, "_hf_hook") or len(set(getattr(model, "hf_device_map", {}).values())) > 1
 
 
+def device_of(model: Any) -> torch.device | None:
+    """Where a model wants its tokens; `None` where it takes them from anywhere (accelerate moves them)."""
+    return None if is_offloaded(model) else model.device
+
+
+def is_empty(model: Any) -> bool:
+    """Whether a model was built without weights and never loaded."""
+    return not is_offloaded(model) and model.device.type == "meta"
+
+
 def num_embeddings(model: Any) -> int:
     """Number of ids the model can read."""
     return model.get_input_embeddings().weight.shape[0]
@@ -333,6 +343,13 @@ def for_rows(processor: LogitsProcessor, rows: Tensor) -> LogitsProcessor:
     selected: Any = copy.copy(processor)
     selected.prompt_ignore_length = ignored.to(rows.device)[rows]
     return selected
+
+
+def on_device(processor: LogitsProcessor, device: torch.device) -> LogitsProcessor:
+    """A copy of a processor with its tensors on a device."""
+    moved: Any = copy.copy(processor)
+    vars(moved).update({name: value.to(device) for name, value in vars(processor).items() if isinstance(value, Tensor)})
+    return moved
 
 
 def with_temperature(processors: LogitsProcessorList, temperature: float) -> LogitsProcessorList:
@@ -650,8 +667,9 @@ def truncate(cache: Cache, num_slots: int) -> None:
 
 
 def keep_rows(cache: Cache, rows: Tensor) -> None:
-    """Keeps some rows of a growing cache, in the given order."""
-    cache.batch_select_indices(rows)
+    """Keeps some rows of a growing cache, in the given order. Its layers may lie on different devices."""
+    for layer in _layers(cache):
+        layer.batch_select_indices(rows.to(layer.keys.device))
 
 
 def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
@@ -673,7 +691,7 @@ def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
             continue
         stored = layer.keys.shape[-2]
         visible = min(new, layer.sliding_window - 1) if layer.is_sliding else new
-        source = (index[:, new - visible :] - (num_slots_before - stored)).clamp(min=0).to(layer.keys.device)
+        source = (index[:, new - visible :] - (num_slots_before - stored)).clamp(min=0)
         layer.keys = _take(layer.keys, source)
         layer.values = _take(layer.values, source)
         if hasattr(layer, "cumulative_length"):
@@ -682,7 +700,7 @@ def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
 
 def _take(states: Tensor, index: Tensor) -> Tensor:
     """(B, heads, S, d) at slots (B, S_new) -> (B, heads, S_new, d)."""
-    expanded = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+    expanded = index.to(states.device)[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
     return states.gather(2, expanded)
 
 

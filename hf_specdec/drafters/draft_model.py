@@ -27,7 +27,8 @@ class DraftModel(Drafter):
     "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
 
     Args:
-        model: a decoder-only model; it is used as it is and never modified.
+        model: a decoder-only model; it is used as it is and never modified. It may sit on another device than
+            the target and have another dtype: drafted tokens (and their laws) move once a round.
         num_draft_tokens: tokens to draft in a round.
         draft_temperature: temperature to draft at instead of the call's; 0 drafts greedily.
         tokenizer: the drafter's tokenizer. With both tokenizers known, their vocabularies are compared
@@ -64,12 +65,11 @@ class DraftModel(Drafter):
         self._agrees_with: PreTrainedTokenizerBase | None = None  # the tokenizer it was last compared with
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Raises `ValueError` if the two models score different vocabularies or sit on different devices."""
-        is_placed = not (host.is_offloaded(self.model) or host.is_offloaded(target))
-        if is_placed and self.model.device != target.device:
+        """Raises `ValueError` if the two models score different vocabularies or the drafter was never loaded."""
+        if host.is_empty(self.model):
             raise ValueError(
-                f"The drafter is on {self.model.device} and the target on {target.device}. "
-                f'Move the drafter: drafter_model.to("{target.device}").'
+                f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights. Load it with "
+                "from_pretrained on any real device; it need not be the target's."
             )
         theirs = self.target_tokenizer or tokenizer
         if self.tokenizer is not None and theirs is not None:
@@ -108,10 +108,16 @@ class _DraftModelSession(DraftSession):
                 f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
                 "Generate one row at a time, or use another drafter."
             )
-        self.reader = CachedModel(model, cache, host.draft_arguments(model), len(state.rows), state.device, limit)
+        self.device = host.device_of(model) or state.device
+        self.reader = CachedModel(model, cache, host.draft_arguments(model), len(state.rows), self.device, limit)
         self.context_length = limit or 2**62
         self.is_greedy = not context.do_sample or context.draft_temperature == 0
         self.scorer = _draft_scorer(context)
+        # Tokens are drawn beside the drafter, unless a processor looks at the text, which lies beside the target.
+        stays = self.scorer.reads_scores_only and self.device.type != "mps"  # which has no float64 for the noise
+        self.drawn_on = self.device if stays else state.device
+        if self.drawn_on != state.device:
+            self.scorer = self.scorer.on(self.drawn_on)
         self.vocabulary = _SharedVocabulary(drafter, context.target)
         self.num_embeddings = host.num_embeddings(model)
         self.num_drafted = 0  # in this round
@@ -123,6 +129,7 @@ class _DraftModelSession(DraftSession):
         if self.num_drafted == 0:
             return Draft.empty(len(limits), state.device)
         logits = self._read_pending(state)
+        noise = noise and noise.of_draft(self.drawn_on)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         for step in range(self.num_drafted):
@@ -131,11 +138,11 @@ class _DraftModelSession(DraftSession):
             if law is not None:
                 laws.append(law)
             if step + 1 < self.num_drafted:
-                logits = self.reader.read(token[:, None]).logits[:, -1]
+                logits = self.reader.read(token[:, None].to(self.device)).logits[:, -1]
         return Draft(
-            tokens=torch.stack(tokens, dim=1),
+            tokens=torch.stack(tokens, dim=1).to(state.device),
             lengths=torch.tensor(limits, device=state.device),
-            probs=torch.stack(laws, dim=1) if laws else None,
+            probs=torch.stack(laws, dim=1).to(state.device) if laws else None,
         )
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
@@ -158,14 +165,14 @@ class _DraftModelSession(DraftSession):
         widths = [len(row) for row in rows]
         padded = [[0] * (max(widths) - len(row)) + row for row in rows]
         # Ids behind the drafter's own vocabulary (a padded target may emit them) are read as its last one.
-        tokens = torch.tensor(padded, device=state.device).clamp(max=self.num_embeddings - 1)
+        tokens = torch.tensor(padded, device=self.device).clamp(max=self.num_embeddings - 1)
         return self.reader.read(tokens, widths=widths).logits[:, -1]
 
     def _draw(
         self, logits: Tensor, state: DecodeState, step: int, noise: RoundNoise | None
     ) -> tuple[Tensor, Tensor | None]:
         """The next drafted token of every row and, when sampling, the law it was drawn from."""
-        logits = self.vocabulary.of_target(logits.float())
+        logits = self.vocabulary.of_target(logits.float()).to(self.drawn_on)
         scores = self.scorer.at_all_positions(logits[:, None], state, first=step)[:, 0]
         if self.is_greedy:
             token, law = scores.argmax(dim=-1), None
@@ -175,7 +182,8 @@ class _DraftModelSession(DraftSession):
             assert noise is not None
             law = scores.softmax(dim=-1)
             token = sample(law, noise.draws[:, step]).clamp(min=0)  # a broken law is refused by the target
-        state.write(token[:, None], offset=step)
+        if not self.scorer.reads_scores_only:
+            state.write(token[:, None], offset=step)
         return token, law
 
 
