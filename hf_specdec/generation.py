@@ -118,6 +118,7 @@ class Speculate:
         options: of the call.
         streamer: gets every token once, in order.
         report: called with the call's statistics.
+        synced_gpus: the argument of `generate`; `None` leaves it to the model.
         is_checked: whether the drafter and the settings have been found to fit already.
     """
 
@@ -127,12 +128,14 @@ class Speculate:
         options: SpeculationOptions,
         streamer: Any = None,
         report: Callable[[SpecStats], None] | None = None,
+        synced_gpus: bool | None = None,
         is_checked: bool = False,
     ):
         self.assistant = assistant
         self.options = options
         self.streamer = streamer
         self.report = report
+        self.synced_gpus = synced_gpus
         self.is_checked = is_checked
 
     def __call__(
@@ -146,13 +149,14 @@ class Speculate:
     ) -> Any:
         """Decodes what the host prepared. The signature is the host's for custom generation."""
         self.assistant = drafter = resolve_assistant(self.assistant, model)
+        is_synced = host.is_synced(model, self.synced_gpus)
         if not self.is_checked:
-            _refuse(model, drafter, host.setting(model, generation_config, {}), None)
+            _refuse(model, drafter, host.setting(model, generation_config, {}), None, is_synced)
         _refuse_empty(input_ids, model_kwargs)
         request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         options = drafter.options.overridden_by(self.options)
         try:
-            loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
+            loop = SpeculativeLoop(model, drafter, options, request, self.streamer, is_synced)
         except ValueError as reason:
             raise Unservable(str(reason)) from reason
         output = loop.run()
@@ -274,9 +278,10 @@ def _generate_with(
     kwargs: dict[str, Any],
 ) -> Any:
     """Takes out what the host would lose and hands the rest to it."""
-    kwargs.pop("synced_gpus", None)
+    synced_gpus = kwargs.pop("synced_gpus", None)
     kwargs = _take_over_tokenizer_work(target, kwargs.pop("tokenizer", None), kwargs)
-    output = plain(custom_generate=Speculate(drafter, options, streamer, attachment.record, is_checked=True), **kwargs)
+    speculate = Speculate(drafter, options, streamer, attachment.record, synced_gpus, is_checked=True)
+    output = plain(custom_generate=speculate, **kwargs)
     if streamer is not None:
         streamer.end()
     return output
@@ -305,12 +310,12 @@ def _check_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
     for name in ("assistant_model", "custom_generate"):
         if kwargs.get(name) is not None:
             raise ValueError(f"assistant= and {name}= both say how to decode; pass one of the two.")
-    if kwargs.get("synced_gpus"):
-        raise ValueError("synced_gpus=True needs every process to make the same number of passes; use assistant=False.")
     prompt = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if prompt is not None:
         _refuse_empty(prompt, kwargs)
-    _refuse(target, drafter, host.setting(target, kwargs.get("generation_config"), kwargs), kwargs.get("tokenizer"))
+    read = host.setting(target, kwargs.get("generation_config"), kwargs)
+    is_synced = host.is_synced(target, kwargs.get("synced_gpus"))
+    _refuse(target, drafter, read, kwargs.get("tokenizer"), is_synced)
 
 
 def _refuse_empty(prompt: Tensor, arguments: dict[str, Any]) -> None:
@@ -318,10 +323,17 @@ def _refuse_empty(prompt: Tensor, arguments: dict[str, Any]) -> None:
         raise ValueError("The prompt is empty; pass at least one token (for example the BOS token).")
 
 
-def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any) -> None:
+def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any, is_synced: bool) -> None:
     host.refuse_model(target)
     host.refuse_settings(read)
     drafter.check(target, tokenizer)
+    if is_synced:
+        drafter.check_synced()
+        if (read("guidance_scale") or 1) != 1:
+            raise ValueError(
+                f"guidance_scale={read('guidance_scale')} makes passes of its own for every token, and under "
+                "synced_gpus=True no other process would make them too. Leave one of the two out."
+            )
 
 
 def _take_over_tokenizer_work(target: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

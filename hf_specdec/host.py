@@ -32,6 +32,7 @@ from transformers.cache_utils import (
     StaticLayer,
     StaticSlidingWindowLayer,
 )
+from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
     GenerateEncoderDecoderOutput,
@@ -39,6 +40,7 @@ from transformers.generation import (
     stopping_criteria,
 )
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 # Transformers 5.24 hands caches around as `cache`; older releases say `past_key_values`.
 CACHE_NAME = (
@@ -113,6 +115,8 @@ def max_positions(model: Any) -> int | None:
 def vocabulary_size(model: Any) -> int:
     """Number of ids the model scores: rows of its output layer, padding included."""
     head = model.get_output_embeddings()
+    if hasattr(head, "out_features"):  # quantised and sharded weights have other shapes
+        return head.out_features
     if head is not None and hasattr(head, "weight"):
         return head.weight.shape[0]
     return model.config.get_text_config(decoder=True).vocab_size
@@ -207,6 +211,29 @@ def decoding(model: Any) -> Iterator[None]:
     """The host's own mode for passes after the prompt (it swaps expert kernels on accelerators)."""
     with model._optimize_model_for_decode():
         yield
+
+
+# --- processes that share the weights ---------------------------------------------------------------------
+
+
+def is_synced(model: Any, synced_gpus: bool | None) -> bool:
+    """Whether every pass is made by all processes together; left open, it is decided as plain `generate` does."""
+    if synced_gpus is not None:
+        return synced_gpus
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    num_processes = torch.distributed.get_world_size() if is_distributed else 1
+    return num_processes > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether processes share a model's weights, so that all must take part in each of its passes."""
+    is_split = any(hasattr(weight, "ds_id") or hasattr(weight, "placements") for weight in model.parameters())
+    return is_split or is_fsdp_managed_module(model)
+
+
+def anyone_goes_on(model: Any, has_ended: bool, is_synced: bool, device: torch.device) -> bool:
+    """Whether this process, or, if they are synced, any process, has not ended yet: then all ask each other."""
+    return model._has_unfinished_sequences(has_ended, is_synced, device=device)
 
 
 # --- generation settings ----------------------------------------------------------------------------------

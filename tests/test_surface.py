@@ -90,7 +90,7 @@ TESTED_ELSEWHERE = {
     "negative_prompt_attention_mask": "test_processors.py",
     "streamer": "test_streaming.py",
     "inputs": "test_enable.py",
-    "synced_gpus": "test_bad_input.py",
+    "synced_gpus": "test_synced.py",
     "assistant_model": "test_bad_input.py",
     "custom_generate": "test_bad_input.py",
 }

@@ -83,6 +83,14 @@ class DraftModel(Drafter):
                 "pad their output layers differently, show it: DraftModel(model, tokenizer=..., target_tokenizer=...)."
             )
 
+    def check_synced(self) -> None:
+        """Raises `ValueError` if processes share the drafter: each of them needs its own number of drafting passes."""
+        if host.is_sharded(self.model):
+            raise ValueError(
+                f"The drafter {type(self.model).__name__} is sharded over processes, which would have to draft in step "
+                "under synced_gpus=True. Load it whole in every process, or use another drafter."
+            )
+
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call with an empty cache."""
         return _DraftModelSession(self, context, state)
