@@ -272,6 +272,6 @@ def _refuse_full_cache(request: Request) -> None:
     slots = host.capacity(request.cache)
     if slots is not None and slots < request.max_length:
         raise ValueError(
-            f"Under synced_gpus=True a process whose texts have ended makes passes with the others, and the fixed cache "
+            "Under synced_gpus=True a process whose texts have ended makes passes with the others, and the fixed cache "
             f"of {slots} slots is full by then. Give it {request.max_length} slots, or use the default cache."
         )
