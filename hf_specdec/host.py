@@ -41,6 +41,8 @@ from transformers.generation import (
 )
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # Transformers 5.24 hands caches around as `cache`; older releases say `past_key_values`.
 CACHE_NAME = (
@@ -204,6 +206,7 @@ def refuse_model(model: Any) -> None:
             f"{name} keeps a recurrent state, which cannot be rolled back after a refused draft. "
             "Call generate() with assistant=False."
         )
+    _refuse_attention(model)
 
 
 @contextmanager
@@ -211,6 +214,37 @@ def decoding(model: Any) -> Iterator[None]:
     """The host's own mode for passes after the prompt (it swaps expert kernels on accelerators)."""
     with model._optimize_model_for_decode():
         yield
+
+
+def _attention(model: Any) -> str:
+    return model.config.get_text_config(decoder=True)._attn_implementation or "eager"
+
+
+def _refuse_attention(model: Any) -> None:
+    """Raises `ValueError` for attention that is not causal when several tokens are read behind a cache."""
+    name = _attention(model)
+    if name.startswith("paged|"):
+        raise ValueError(
+            f"attn_implementation={name!r} belongs to continuous batching and reads no mask, so a draft cannot be "
+            f'verified. Call model.set_attn_implementation("{name.removeprefix("paged|")}").'
+        )
+    if name not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise ValueError(
+            f"attn_implementation={name!r} has no mask function, so the host gives it no mask and a draft cannot be "
+            f'verified. Register one: transformers.AttentionMaskInterface.register("{name}", '
+            "transformers.masking_utils.sdpa_mask), or another that fits it."
+        )
+
+
+def attends_by_mask(model: Any) -> bool:
+    """Whether attention is known to depend on unmasked slots and their order alone, wherever they lie.
+
+    Flash attention gathers them (kernels from the Hub go through the same function), the others weigh them. A
+    function of the user's own might count slots.
+    """
+    name = _attention(model)
+    known = [ALL_ATTENTION_FUNCTIONS[kind] for kind in ("sdpa", "flex_attention", "flash_attention_2")]
+    return name == "eager" or ALL_ATTENTION_FUNCTIONS.get(name) in known
 
 
 # --- processes that share the weights ---------------------------------------------------------------------

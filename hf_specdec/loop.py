@@ -175,7 +175,8 @@ class SpeculativeLoop:
             return True
         if self.state.num_rows == 1:
             return False
-        can_be_ragged = host.accepts_position_ids(self.model) and host.can_be_ragged(self.request.cache)
+        attends_anywhere = host.accepts_position_ids(self.model) and host.attends_by_mask(self.model)
+        can_be_ragged = attends_anywhere and host.can_be_ragged(self.request.cache)
         if host.counts_slots(self.model, self.request.cache):
             # Closing holes would close those of the user's own mask too, which windows count.
             can_be_ragged = can_be_ragged and self.state.is_left_padded
