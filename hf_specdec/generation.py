@@ -51,7 +51,7 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
         enable(model._orig_mod, assistant, **options)
         return model
     core = _core_model(model)
-    host.refuse_model(core)
+    host.refuse_target(core)
     taken = take_options(options)
     if options:
         raise ValueError(f"enable() got unknown options {sorted(options)}; allowed are {', '.join(OPTION_NAMES)}.")
@@ -324,7 +324,7 @@ def _refuse_empty(prompt: Tensor, arguments: dict[str, Any]) -> None:
 
 
 def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any, is_synced: bool) -> None:
-    host.refuse_model(target)
+    host.refuse_target(target)
     host.refuse_settings(read)
     drafter.check(target, tokenizer)
     if is_synced:

@@ -192,7 +192,7 @@ def num_embeddings(model: Any) -> int:
 
 
 def refuse_model(model: Any) -> None:
-    """Raises `ValueError` for a model whose decoding cannot be verified."""
+    """Raises `ValueError` for a model that cannot be read several tokens at a time, or be rolled back."""
     name = type(model).__name__
     if not (isinstance(model, PreTrainedModel) and model.can_generate()):
         raise ValueError(f"{name} cannot generate text; speculative decoding needs a model with a language-model head.")
@@ -214,6 +214,27 @@ def decoding(model: Any) -> Iterator[None]:
     """The host's own mode for passes after the prompt (it swaps expert kernels on accelerators)."""
     with model._optimize_model_for_decode():
         yield
+
+
+def refuse_target(model: Any) -> None:
+    """Raises `ValueError` for a model whose decoding cannot be verified; it may still draft if `refuse_model` lets it.
+
+    These are quantised models whose passes over several tokens differ from single ones by more than rounding.
+    """
+    refuse_model(model)
+    if any(type(module).__module__.startswith("torch.ao.nn.quantized.dynamic") for module in model.modules()):
+        raise ValueError(
+            "torch.ao's dynamic quantisation rounds all tokens of a pass on one scale, so a draft would change the "
+            "text it is verified with. Quantise weights only, or set assistant=False."
+        )
+    config = getattr(model.config, "quantization_config", None)
+    outliers = getattr(config, "llm_int8_threshold", 0) if getattr(config, "load_in_8bit", False) else 0
+    if outliers:
+        raise ValueError(
+            f"load_in_8bit with llm_int8_threshold={outliers} looks for outliers in all tokens of a pass at once, so a "
+            "draft would change the text it is verified with. Load the model with llm_int8_threshold=0.0 or in 4 bits, "
+            "or set assistant=False."
+        )
 
 
 def _attention(model: Any) -> str:
