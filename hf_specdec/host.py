@@ -533,7 +533,18 @@ def forward(
             arguments[name] = torch.zeros_like(tokens)
     arguments[CACHE_NAME] = cache
     inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
+    _refuse_cut_inputs(model, inputs, tokens)
     return model(**inputs, return_dict=True)
+
+
+def _refuse_cut_inputs(model: Any, inputs: dict[str, Any], tokens: Tensor) -> None:
+    """Raises `ValueError` if a model's own code feeds it fewer tokens than it was given."""
+    fed = inputs.get("decoder_input_ids" if model.config.is_encoder_decoder else "input_ids")
+    if fed is not None and fed.shape[1] != tokens.shape[1]:
+        raise ValueError(
+            f"{type(model).__name__}.prepare_inputs_for_generation feeds {fed.shape[1]} of {tokens.shape[1]} tokens "
+            "behind a cache, so a draft cannot be verified. Let it obey next_sequence_length, or set assistant=False."
+        )
 
 
 def _mask_name(model: Any) -> str:
