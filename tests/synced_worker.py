@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from transformers import BartConfig, BartForConditionalGeneration
 
 import hf_specdec
-from hf_specdec import DraftModel
+from hf_specdec import DraftModel, host
 from tests.models import jittered, prompts, tiny
 
 COMMON = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "max_new_tokens": 24}
@@ -61,7 +62,16 @@ CASES: dict[str, tuple[Any, Any, dict, tuple[dict, dict]]] = {
     "a plain process": (tiny, "ngram", {}, ({"assistant": False, "max_new_tokens": 12}, {"rows": 3})),
     "a plain process that goes on": (tiny, "ngram", {}, ({"assistant": False}, {"max_new_tokens": 5})),
     "left to the model": (tiny, "ngram", {"synced_gpus": None}, ({"max_new_tokens": 6}, {})),
+    "fully sharded": (tiny, draft_model, {"is_sharded": True}, ({"rows": 3, "max_new_tokens": 6}, {"rows": 1})),
 }
+
+
+def shard(target: Any) -> None:
+    """Spreads the weights over both processes."""
+    for layer in target.model.layers:
+        fully_shard(layer)
+    fully_shard(target)
+    assert host.is_sharded(target)
 
 
 def run(name: str, rank: int) -> dict[str, Any]:
@@ -73,7 +83,10 @@ def run(name: str, rank: int) -> dict[str, Any]:
     kwargs = settings | {"attention_mask": mask}
     chosen = kwargs.pop("assistant", assistant(target) if callable(assistant) else assistant)
     kwargs.pop("synced_gpus", None)
+    is_sharded = kwargs.pop("is_sharded", False)
     plain = target.generate(ids, assistant=False, **kwargs)
+    if is_sharded:
+        shard(target)
     passes = []
 
     def meet(*_: Any) -> None:
