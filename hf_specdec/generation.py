@@ -90,8 +90,8 @@ def last_stats(model: Any) -> SpecStats | None:
 def speculate(assistant: Any, **options: Any) -> Speculate:
     """One call's assistant without `enable`: `model.generate(..., custom_generate=speculate(assistant))`.
 
-    The host keeps streamers and tokenizers from custom generation, so streaming, stop strings and token
-    healing need `enable`.
+    The host keeps streamers, tokenizers and `synced_gpus` from custom generation, so streaming, stop strings, token
+    healing and an explicit `synced_gpus=True` need `enable` (with ZeRO-3 or FSDP, leaving it open is enough).
 
     Args:
         assistant: as in `enable`.
