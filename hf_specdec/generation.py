@@ -51,7 +51,7 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
         enable(model._orig_mod, assistant, **options)
         return model
     core = _core_model(model)
-    host.refuse_model(core)
+    host.refuse_target(core)
     taken = take_options(options)
     if options:
         raise ValueError(f"enable() got unknown options {sorted(options)}; allowed are {', '.join(OPTION_NAMES)}.")
@@ -90,9 +90,10 @@ def last_stats(model: Any) -> SpecStats | None:
 def speculate(assistant: Any, **options: Any) -> Speculate:
     """One call's assistant without `enable`: `model.generate(..., custom_generate=speculate(assistant))`.
 
-    The host keeps streamers and tokenizers from custom generation, so streaming, stop strings and token
-    healing need `enable`. So does sampling with a `seed` where one call decodes several segments (Whisper, long
-    audio): here every segment would meet the same random numbers.
+    The host keeps streamers, tokenizers and `synced_gpus` from custom generation, so streaming, stop strings, token
+    healing and an explicit `synced_gpus=True` need `enable` (with ZeRO-3 or FSDP, leaving it open is enough). So does
+    sampling with a `seed` where one call decodes several segments (Whisper, long audio): here every segment would meet
+    the same random numbers.
 
     Args:
         assistant: as in `enable`.
@@ -119,6 +120,7 @@ class Speculate:
         options: of the call.
         streamer: gets every token once, in order.
         report: called with the statistics of all uses so far, which then must belong to one call.
+        synced_gpus: the argument of `generate`; `None` leaves it to the model.
         is_checked: whether the drafter and the settings have been found to fit already.
     """
 
@@ -128,12 +130,14 @@ class Speculate:
         options: SpeculationOptions,
         streamer: Any = None,
         report: Callable[[SpecStats], None] | None = None,
+        synced_gpus: bool | None = None,
         is_checked: bool = False,
     ):
         self.assistant = assistant
         self.options = options
         self.streamer = streamer
         self.report = report
+        self.synced_gpus = synced_gpus
         self.is_checked = is_checked
         self.stats = SpecStats()
 
@@ -152,8 +156,9 @@ class Speculate:
         The signature is the host's for custom generation; it hands over what the encoder read since that is named.
         """
         self.assistant = drafter = resolve_assistant(self.assistant, model)
+        is_synced = host.is_synced(model, self.synced_gpus)
         if not self.is_checked:
-            _refuse(model, drafter, host.setting(model, generation_config, {}), None)
+            _refuse(model, drafter, host.setting(model, generation_config, {}), None, is_synced)
         _refuse_empty(input_ids, model_kwargs)
         encoder_inputs = inputs_tensor if model.config.is_encoder_decoder else None
         request = Request(
@@ -163,7 +168,7 @@ class Speculate:
         if self.report is not None:  # all our uses belong to one call, which must not meet the same noise twice
             options = options.for_segment(self.stats.calls)
         try:
-            loop = SpeculativeLoop(model, drafter, options, request, self.streamer)
+            loop = SpeculativeLoop(model, drafter, options, request, self.streamer, is_synced)
         except ValueError as reason:
             raise Unservable(str(reason)) from reason
         output = loop.run()
@@ -295,9 +300,10 @@ def _generate_with(
     kwargs: dict[str, Any],
 ) -> Any:
     """Takes out what the host would lose and hands the rest to it."""
-    kwargs.pop("synced_gpus", None)
+    synced_gpus = kwargs.pop("synced_gpus", None)
     kwargs = _take_over_tokenizer_work(target, kwargs.pop("tokenizer", None), kwargs)
-    return plain(custom_generate=Speculate(drafter, options, streamer, attachment.record, is_checked=True), **kwargs)
+    speculate = Speculate(drafter, options, streamer, attachment.record, synced_gpus, is_checked=True)
+    return plain(custom_generate=speculate, **kwargs)
 
 
 @contextmanager
@@ -323,12 +329,12 @@ def _check_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
     for name in ("assistant_model", "custom_generate"):
         if kwargs.get(name) is not None:
             raise ValueError(f"assistant= and {name}= both say how to decode; pass one of the two.")
-    if kwargs.get("synced_gpus"):
-        raise ValueError("synced_gpus=True needs every process to make the same number of passes; use assistant=False.")
     prompt = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if prompt is not None:
         _refuse_empty(prompt, kwargs)
-    _refuse(target, drafter, host.setting(target, kwargs.get("generation_config"), kwargs), kwargs.get("tokenizer"))
+    read = host.setting(target, kwargs.get("generation_config"), kwargs)
+    is_synced = host.is_synced(target, kwargs.get("synced_gpus"))
+    _refuse(target, drafter, read, kwargs.get("tokenizer"), is_synced)
 
 
 def _refuse_empty(prompt: Tensor, arguments: dict[str, Any]) -> None:
@@ -336,10 +342,17 @@ def _refuse_empty(prompt: Tensor, arguments: dict[str, Any]) -> None:
         raise ValueError("The prompt is empty; pass at least one token (for example the BOS token).")
 
 
-def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any) -> None:
-    host.refuse_model(target)
+def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any, is_synced: bool) -> None:
+    host.refuse_target(target)
     host.refuse_settings(read)
     drafter.check(target, tokenizer)
+    if is_synced:
+        drafter.check_synced()
+        if (read("guidance_scale") or 1) != 1:
+            raise ValueError(
+                f"guidance_scale={read('guidance_scale')} makes passes of its own for every token, and under "
+                "synced_gpus=True no other process would make them too. Leave one of the two out."
+            )
 
 
 def _take_over_tokenizer_work(target: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from transformers.cache_utils import (
     StaticLayer,
     StaticSlidingWindowLayer,
 )
+from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
     GenerateEncoderDecoderOutput,
@@ -39,6 +40,9 @@ from transformers.generation import (
     stopping_criteria,
 )
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # Transformers 5.24 hands caches around as `cache`; older releases say `past_key_values`.
 CACHE_NAME = (
@@ -115,6 +119,8 @@ def max_positions(model: Any) -> int | None:
 def vocabulary_size(model: Any) -> int:
     """Number of ids the model scores: rows of its output layer, padding included."""
     head = model.get_output_embeddings()
+    if hasattr(head, "out_features"):  # quantised and sharded weights have other shapes
+        return head.out_features
     if head is not None and hasattr(head, "weight"):
         return head.weight.shape[0]
     return model.config.get_text_config(decoder=True).vocab_size
@@ -172,13 +178,23 @@ def is_offloaded(model: Any) -> bool:
     return hasattr(model, "_hf_hook") or len(set(getattr(model, "hf_device_map", {}).values())) > 1
 
 
+def device_of(model: Any) -> torch.device | None:
+    """Where a model wants its tokens; `None` where it takes them from anywhere (accelerate moves them)."""
+    return None if is_offloaded(model) else model.device
+
+
+def is_empty(model: Any) -> bool:
+    """Whether a model was built without weights and never loaded."""
+    return not is_offloaded(model) and model.device.type == "meta"
+
+
 def num_embeddings(model: Any) -> int:
     """Number of ids the model can read."""
     return model.get_input_embeddings().weight.shape[0]
 
 
 def refuse_model(model: Any) -> None:
-    """Raises `ValueError` for a model whose decoding cannot be verified."""
+    """Raises `ValueError` for a model that cannot be read several tokens at a time, or be rolled back."""
     name = type(model).__name__
     if not (isinstance(model, PreTrainedModel) and model.can_generate()):
         raise ValueError(f"{name} cannot generate text; speculative decoding needs a model with a language-model head.")
@@ -192,6 +208,7 @@ def refuse_model(model: Any) -> None:
             f"{name} keeps a recurrent state, which cannot be rolled back after a refused draft. "
             "Call generate() with assistant=False."
         )
+    _refuse_attention(model)
 
 
 @contextmanager
@@ -199,6 +216,81 @@ def decoding(model: Any) -> Iterator[None]:
     """The host's own mode for passes after the prompt (it swaps expert kernels on accelerators)."""
     with model._optimize_model_for_decode():
         yield
+
+
+def refuse_target(model: Any) -> None:
+    """Raises `ValueError` for a model whose decoding cannot be verified; it may still draft if `refuse_model` lets it.
+
+    These are quantised models whose passes over several tokens differ from single ones by more than rounding.
+    """
+    refuse_model(model)
+    if any(type(module).__module__.startswith("torch.ao.nn.quantized.dynamic") for module in model.modules()):
+        raise ValueError(
+            "torch.ao's dynamic quantisation rounds all tokens of a pass on one scale, so a draft would change the "
+            "text it is verified with. Quantise weights only, or set assistant=False."
+        )
+    config = getattr(model.config, "quantization_config", None)
+    outliers = getattr(config, "llm_int8_threshold", 0) if getattr(config, "load_in_8bit", False) else 0
+    if outliers:
+        raise ValueError(
+            f"load_in_8bit with llm_int8_threshold={outliers} looks for outliers in all tokens of a pass at once, so a "
+            "draft would change the text it is verified with. Load the model with llm_int8_threshold=0.0 or in 4 bits, "
+            "or set assistant=False."
+        )
+
+
+def _attention(model: Any) -> str:
+    return model.config.get_text_config(decoder=True)._attn_implementation or "eager"
+
+
+def _refuse_attention(model: Any) -> None:
+    """Raises `ValueError` for attention that is not causal when several tokens are read behind a cache."""
+    name = _attention(model)
+    if name.startswith("paged|"):
+        raise ValueError(
+            f"attn_implementation={name!r} belongs to continuous batching and reads no mask, so a draft cannot be "
+            f'verified. Call model.set_attn_implementation("{name.removeprefix("paged|")}").'
+        )
+    if name not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise ValueError(
+            f"attn_implementation={name!r} has no mask function, so the host gives it no mask and a draft cannot be "
+            f'verified. Register one: transformers.AttentionMaskInterface.register("{name}", '
+            "transformers.masking_utils.sdpa_mask), or another that fits it."
+        )
+
+
+def attends_by_mask(model: Any) -> bool:
+    """Whether attention is known to depend on unmasked slots and their order alone, wherever they lie.
+
+    Flash attention gathers them (kernels from the Hub go through the same function), the others weigh them. A
+    function of the user's own might count slots.
+    """
+    name = _attention(model)
+    known = [ALL_ATTENTION_FUNCTIONS[kind] for kind in ("sdpa", "flex_attention", "flash_attention_2")]
+    return name == "eager" or ALL_ATTENTION_FUNCTIONS.get(name) in known
+
+
+# --- processes that share the weights ---------------------------------------------------------------------
+
+
+def is_synced(model: Any, synced_gpus: bool | None) -> bool:
+    """Whether every pass is made by all processes together; left open, it is decided as plain `generate` does."""
+    if synced_gpus is not None:
+        return synced_gpus
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    num_processes = torch.distributed.get_world_size() if is_distributed else 1
+    return num_processes > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether processes share a model's weights, so that all must take part in each of its passes."""
+    is_split = any(hasattr(weight, "ds_id") or hasattr(weight, "placements") for weight in model.parameters())
+    return is_split or is_fsdp_managed_module(model)
+
+
+def anyone_goes_on(model: Any, has_ended: bool, is_synced: bool, device: torch.device) -> bool:
+    """Whether this process, or, if they are synced, any process, has not ended yet: then all ask each other."""
+    return model._has_unfinished_sequences(has_ended, is_synced, device=device)
 
 
 # --- generation settings ----------------------------------------------------------------------------------
@@ -342,6 +434,13 @@ def for_rows(processor: LogitsProcessor, rows: Tensor) -> LogitsProcessor:
     return selected
 
 
+def on_device(processor: LogitsProcessor, device: torch.device) -> LogitsProcessor:
+    """A copy of a processor with its tensors on a device."""
+    moved: Any = copy.copy(processor)
+    vars(moved).update({name: value.to(device) for name, value in vars(processor).items() if isinstance(value, Tensor)})
+    return moved
+
+
 def with_temperature(processors: LogitsProcessorList, temperature: float) -> LogitsProcessorList:
     """The processors with their temperature replaced."""
     warper = logits_process.TemperatureLogitsWarper
@@ -443,6 +542,7 @@ def forward(
             arguments[name] = torch.zeros_like(tokens)
     arguments[CACHE_NAME] = cache
     inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
+    _refuse_cut_inputs(model, inputs, tokens)
     return (call or model)(**inputs, return_dict=True)
 
 
@@ -451,6 +551,16 @@ def compiled_call(model: Any, generation_config: GenerationConfig, cache: Any) -
     if not model._valid_auto_compile_criteria({CACHE_NAME: cache}, generation_config):
         return None
     return model.get_compiled_call(generation_config.compile_config)
+
+
+def _refuse_cut_inputs(model: Any, inputs: dict[str, Any], tokens: Tensor) -> None:
+    """Raises `ValueError` if a model's own code feeds it fewer tokens than it was given."""
+    fed = inputs.get("decoder_input_ids" if model.config.is_encoder_decoder else "input_ids")
+    if fed is not None and fed.shape[1] != tokens.shape[1]:
+        raise ValueError(
+            f"{type(model).__name__}.prepare_inputs_for_generation feeds {fed.shape[1]} of {tokens.shape[1]} tokens "
+            "behind a cache, so a draft cannot be verified. Let it obey next_sequence_length, or set assistant=False."
+        )
 
 
 def _mask_name(model: Any) -> str:
@@ -740,8 +850,9 @@ def truncate(cache: Cache, num_slots: int) -> None:
 
 
 def keep_rows(cache: Cache, rows: Tensor) -> None:
-    """Keeps some rows of a growing cache, in the given order."""
-    cache.batch_select_indices(rows)
+    """Keeps some rows of a growing cache, in the given order. Its layers may lie on different devices."""
+    for layer in _layers(cache):
+        layer.batch_select_indices(rows.to(layer.keys.device))
 
 
 def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
@@ -763,7 +874,7 @@ def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
             continue
         stored = layer.keys.shape[-2]
         visible = min(new, layer.sliding_window - 1) if layer.is_sliding else new
-        source = (index[:, new - visible :] - (num_slots_before - stored)).clamp(min=0).to(layer.keys.device)
+        source = (index[:, new - visible :] - (num_slots_before - stored)).clamp(min=0)
         layer.keys = _take(layer.keys, source)
         layer.values = _take(layer.values, source)
         if hasattr(layer, "cumulative_length"):
@@ -772,7 +883,7 @@ def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
 
 def _take(states: Tensor, index: Tensor) -> Tensor:
     """(B, heads, S, d) at slots (B, S_new) -> (B, heads, S_new, d)."""
-    expanded = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+    expanded = index.to(states.device)[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
     return states.gather(2, expanded)
 
 

@@ -51,11 +51,15 @@ class Request:
         """The cache the host prepared or the user passed."""
         return self.arguments.get(host.CACHE_NAME)
 
+    @property
+    def max_length(self) -> int:
+        """Tokens a row may come to, embedded ones included."""
+        embedded = self.arguments.get("inputs_embeds")
+        return self.config.max_length + (0 if embedded is None else embedded.shape[1])
+
     def with_room(self, model: PreTrainedModel, num_draft_tokens: int) -> Request:
         """The request with a cache in which drafts have room."""
-        embedded = self.arguments.get("inputs_embeds")
-        max_length = self.config.max_length + (0 if embedded is None else embedded.shape[1])
-        cache = host.with_room(model, self.cache, max_length, num_draft_tokens + 1)
+        cache = host.with_room(model, self.cache, self.max_length, num_draft_tokens + 1)
         return replace(self, arguments=self.arguments | {host.CACHE_NAME: cache})
 
     def compiled_passes(self, model: PreTrainedModel, num_draft_tokens: int) -> CompiledPasses | None:
@@ -76,6 +80,7 @@ class SpeculativeLoop:
         options: the call's options merged with the drafter's.
         request: what is to be decoded.
         streamer: a Transformers streamer, or `None`.
+        is_synced: whether every pass of the target is made by all processes together.
     """
 
     def __init__(
@@ -85,8 +90,9 @@ class SpeculativeLoop:
         options: SpeculationOptions,
         request: Request,
         streamer: Any = None,
+        is_synced: bool = False,
     ):
-        self.model, self.drafter = model, drafter
+        self.model, self.drafter, self.is_synced = model, drafter, is_synced
         config, num_rows = request.config, len(request.input_ids)
         self.do_sample = bool(config.do_sample)
         self.stats = SpecStats(calls=1)
@@ -96,12 +102,15 @@ class SpeculativeLoop:
         self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
         self.request = request = request.with_room(model, self.num_draft_tokens)
         host.refuse_cache(request.cache, is_filled=False)
+        if is_synced:
+            _refuse_full_cache(request)
         host.refuse_rope(model, self.state.prompt_length, config.max_length, num_rows)
         self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
         self.recorder = Recorder(config, num_rows, model.config.is_encoder_decoder)
         self.judge = Judge(self.do_sample, options.rule, self.scorer, self.stopping, self.recorder)
         self.in_lockstep = self._needs_lockstep()
         self.returns_cache = host.cache_wanted(config, request.cache)
+        self.has_read_ends = self.in_lockstep  # lockstep has read as far as plain does
         self.target = CachedModel(
             model,
             request.cache,
@@ -119,9 +128,10 @@ class SpeculativeLoop:
         """Decodes all rows and returns what plain `generate` would."""
         try:
             self.round()  # the prompt's pass
+            self._anyone_goes_on()  # plain asks here too, before it looks at the prompt's pass: processes may differ
             with host.decoding(self.model):
-                while not self.state.is_done:
-                    self.round()
+                while self._anyone_goes_on():
+                    self._turn()
         except BaseException:
             self._abandon_cache()
             raise
@@ -177,13 +187,38 @@ class SpeculativeLoop:
         stream = self.session.noise_stream if self.is_drawn else 0
         return Noise(options.first_seed(), self.state.device, coupled_vocabulary, stream)
 
+    def _anyone_goes_on(self) -> bool:
+        has_ended = self.state.is_done and not any(self._unread_ends())
+        return host.anyone_goes_on(self.model, has_ended, self.is_synced, self.state.device)
+
+    def _turn(self) -> None:
+        """One pass of the target; once all rows have ended, for the cache's sake or other processes'."""
+        if not self.state.is_done:
+            self.round()
+        elif any(unread := self._unread_ends()):
+            self.target.read(self.state.last_tokens())
+            self.target.commit(unread)
+            self.has_read_ends = True
+        else:  # weights are spread over processes, and some of those go on
+            self.target.position_limit = host.max_positions(self.model)
+            self.target.read(self.state.last_tokens())
+            self.target.commit([0] * len(self.state.rows))
+
+    def _unread_ends(self) -> list[int]:
+        """Last tokens that plain has read by the end, and we have not: those of all but the longest rows."""
+        if not self.returns_cache or self.has_read_ends:
+            return [0] * self.state.num_rows
+        longest = max(self.state.lengths)
+        return [int(length < longest) for length in self.state.lengths]
+
     def _needs_lockstep(self) -> bool:
         """Whether rows must advance together, or tokens be judged one by one."""
         if not self.scorer.is_stateless:
             return True
         if self.state.num_rows == 1:
             return False
-        can_be_ragged = host.accepts_position_ids(self.model) and host.can_be_ragged(self.request.cache)
+        attends_anywhere = host.accepts_position_ids(self.model) and host.attends_by_mask(self.model)
+        can_be_ragged = attends_anywhere and host.can_be_ragged(self.request.cache)
         if host.counts_slots(self.model, self.request.cache):
             # Closing holes would close those of the user's own mask too, which windows count.
             can_be_ragged = can_be_ragged and self.state.is_left_padded
@@ -259,11 +294,6 @@ class SpeculativeLoop:
     def _complete_cache(self) -> None:
         """Leaves the cache as plain `generate` does: rows from the left, only the longest one's last token unread."""
         if not self.in_lockstep:
-            longest = max(self.state.lengths)
-            kept = [int(length < longest) for length in self.state.lengths]
-            if any(kept):
-                self.target.read(self.state.last_tokens())
-                self.target.commit(kept)
             self.target.restore_layout(self.padding)
         host.stop_recording(self.target.cache)
 
@@ -288,3 +318,13 @@ class SpeculativeLoop:
         )
         output.stats = self.stats
         return output
+
+
+def _refuse_full_cache(request: Request) -> None:
+    """Raises `ValueError` if a process could not make another pass when its own rows have ended."""
+    slots = host.capacity(request.cache)
+    if slots is not None and slots < request.max_length:
+        raise ValueError(
+            "Under synced_gpus=True a process whose texts have ended makes passes with the others, and the fixed cache "
+            f"of {slots} slots is full by then. Give it {request.max_length} slots, or use the default cache."
+        )

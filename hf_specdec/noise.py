@@ -7,7 +7,7 @@ to keep in step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
@@ -32,6 +32,11 @@ class RoundNoise:
     draws: Tensor
     coins: Tensor
     gumbels: Tensor | None = None
+
+    def of_draft(self, device: torch.device) -> RoundNoise:
+        """The same numbers, those for drawing a draft on the device of a drafter."""
+        gumbels = None if self.gumbels is None else self.gumbels.to(device)
+        return replace(self, draws=self.draws.to(device), gumbels=gumbels)
 
 
 class Noise:

@@ -22,11 +22,13 @@ class Scorer:
     Attributes:
         is_stateless: whether every processor is known to be a function of a row's own prefix and scores.
             Only then may positions be scored that end up refused.
+        reads_scores_only: whether none of them looks at the tokens.
     """
 
     def __init__(self, processors: LogitsProcessorList):
         self.processors = processors
         self.is_stateless = all(host.is_stateless(processor) for processor in processors)
+        self.reads_scores_only = all(host.reads_scores_only(processor) for processor in processors)
 
     def stateless_part(self) -> Scorer:
         """The processors a drafter may apply too: those without a state to disturb, as copies of its own.
@@ -34,6 +36,10 @@ class Scorer:
         Some cache a table as wide as the first scores they see, and the drafter's may be narrower.
         """
         return Scorer(LogitsProcessorList(copy.copy(p) for p in self.processors if host.is_stateless(p)))
+
+    def on(self, device: torch.device) -> Scorer:
+        """The processors, copied to another device."""
+        return Scorer(LogitsProcessorList(host.on_device(processor, device) for processor in self.processors))
 
     def at_all_positions(self, logits: Tensor, state: DecodeState, first: int = 0) -> Tensor:
         """Scores (A, K, V) from logits (A, K, V); position k of a row follows `first + k` drafted tokens.

@@ -221,11 +221,11 @@ def test_a_draft_vocabulary_beyond_the_scores():
         DraftVocabularyLogitsProcessor(torch.tensor([3, 70]))(torch.zeros(1, 1).long(), torch.zeros(1, 64))
 
 
-def test_a_drafter_on_another_device(target):
+def test_a_drafter_that_was_never_loaded(target):
     drafter = tiny(seed=1).to("meta")
     for assistant in (drafter, DraftModel(drafter)):
         message = refusal(target, assistant=assistant)
-        assert "meta" in message and "cpu" in message and ".to(" in message
+        assert "meta" in message and "from_pretrained" in message
 
 
 # --- settings of the call ---------------------------------------------------------------------------------

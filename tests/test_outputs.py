@@ -272,6 +272,10 @@ def test_the_cache_of_a_batch_is_plains_where_rows_go_on(families, family, kind,
             for row in goes_on:
                 shown = int(given["attention_mask"][row].sum()) + max(lengths) - 1  # slots that are no padding
                 assert close(a[row, :, -shown:], b[row, :, -shown:])
+            if a.shape[2] == 12 + max(lengths) - 1:  # the layer keeps everything: rows that ended, to their last token
+                for row in {0, 1, 2}.difference(goes_on):
+                    own = slice(12 - int(given["attention_mask"][row].sum()), 12 + lengths[row])
+                    assert close(a[row, :, own], b[row, :, own])
 
 
 def second_turn(model, assistant, first, more: torch.Tensor, given: dict, mask: torch.Tensor | None, only_new: bool):

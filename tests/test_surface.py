@@ -6,6 +6,7 @@ The tables below must know them all: a new Transformers release that adds one ma
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,24 +76,53 @@ REFUSED = {
     "speculation_type": "dflash",
     "use_mtp": True,
 }
-# Served, each by tests of its own.
+# Each has a test of its own: served, or (the last two) refused beside an assistant.
 TESTED_ELSEWHERE = {
-    "num_return_sequences": "test_identity.py",
-    "output_attentions": "test_outputs.py",
-    "stop_strings": "test_stopping.py",
-    "token_healing": "test_surface.py",
-    "watermarking_config": "test_surface.py",
-    "generation_config": "test_enable.py",
-    "logits_processor": "test_processors.py",
-    "stopping_criteria": "test_stopping.py",
-    "prefix_allowed_tokens_fn": "test_processors.py",
-    "negative_prompt_ids": "test_processors.py",
-    "negative_prompt_attention_mask": "test_processors.py",
-    "streamer": "test_streaming.py",
-    "inputs": "test_enable.py",
-    "synced_gpus": "test_bad_input.py",
-    "assistant_model": "test_bad_input.py",
-    "custom_generate": "test_bad_input.py",
+    "num_return_sequences": "test_identity.py::test_num_return_sequences",
+    "output_attentions": "test_outputs.py::test_attention_maps_of_one_row_are_plains",
+    "stop_strings": "test_stopping.py::test_stop_strings_inside_a_block",
+    "token_healing": "test_inputs.py::test_healed_tokens_in_a_batch",
+    "watermarking_config": "test_surface.py::test_a_watermark_is_as_strong_as_in_plain",
+    "generation_config": "test_enable.py::test_a_generation_config_object_is_obeyed",
+    "logits_processor": "test_processors.py::test_greedy_parity_under_a_users_processor",
+    "stopping_criteria": "test_stopping.py::test_a_users_criterion_ends_rows_where_it_says",
+    "prefix_allowed_tokens_fn": "test_processors.py::test_greedy_parity_under_a_prefix_constraint",
+    "negative_prompt_ids": "test_processors.py::test_greedy_parity_under_guidance_with_a_negative_prompt",
+    "negative_prompt_attention_mask": "test_processors.py::test_greedy_parity_under_guidance_with_a_negative_prompt",
+    "streamer": "test_streaming.py::test_puts_are_those_of_plain",
+    "inputs": "test_enable.py::test_an_enabled_model_generates_what_the_plain_one_does",
+    "synced_gpus": "test_synced.py::test_processes_pass_together_until_all_have_ended",
+    "assistant_model": "test_bad_input.py::test_another_way_of_decoding_beside_the_assistant",
+    "custom_generate": "test_bad_input.py::test_another_way_of_decoding_beside_the_assistant",
+}
+# What else a call may bring: arguments of the model.
+MODEL_INPUTS = {
+    "inputs_embeds": "test_inputs.py::test_prompts_given_as_embeddings",
+    "token_type_ids": "test_inputs.py::test_token_types",
+    "position_ids": "test_inputs.py::test_positions_of_the_users_own",
+    "attention_mask": "test_unusual_targets.py::test_masks_with_holes_of_the_users_own",
+    "past_key_values": "test_outputs.py::test_a_cache_of_the_user_is_filled_as_plain_fills_it",
+    "pixel_values": "test_vision.py::test_greedy_identity",
+}
+# And where the weights may be, in what form, and how they attend.
+MODELS = {
+    "another device": "test_devices.py::test_a_drafter_on_another_device_drafts_the_same",
+    "another dtype": "test_identity.py::test_a_drafter_in_another_dtype",
+    "device_map": "test_unusual_targets.py::test_a_device_map_over_cpu_and_disk",
+    "layers on several devices": "test_devices.py::test_a_target_spread_over_two_devices",
+    "offload": "test_unusual_targets.py::test_weights_offloaded_by_accelerate",
+    "quantised": "test_quantised.py::test_ternary_weights_and_8_bit_activations",
+    "quantised on the scale of a pass": "test_quantised.py::test_outliers_sought_in_a_whole_pass_are_refused",
+    "eager, sdpa": "test_identity.py::test_attention_implementations",
+    "flex_attention": "test_attention.py::test_flex_attention",
+    "flash_attention_2, 3, 4": "test_attention.py::test_flash_attention_gathers_what_holes_leave",
+    "kernels of the Hub": "test_attention.py::test_kernels_from_the_hub_go_the_way_of_flash_attention",
+    "attention of the user's own": (
+        "test_attention.py::test_attention_of_the_users_own_sees_the_slots_that_plain_shows_it"
+    ),
+    "paged attention": "test_attention.py::test_attention_of_continuous_batching_is_refused",
+    "remote code": "test_unusual_targets.py::test_remote_code_that_prepares_its_own_inputs",
+    "generate of an instance": "test_enable.py::test_an_instance_generate_is_called_through_and_restored",
 }
 # Settings of beam search, of the host's own assisted decoding and of continuous batching: plain decoding of one
 # hypothesis a row does not read them, and neither do we. (compile_config acts on accelerators only.)
@@ -112,6 +142,12 @@ def test_the_tables_are_complete():
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     arguments = set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}
     assert fields | arguments <= known()
+
+
+@pytest.mark.parametrize("place", sorted({*TESTED_ELSEWHERE.values(), *MODEL_INPUTS.values(), *MODELS.values()}))
+def test_the_tests_named_by_the_tables_exist(place):
+    file, name = place.split("::")
+    assert f"def {name}(" in (Path(__file__).parent / file).read_text()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -210,3 +211,118 @@ def test_a_stiff_cache_in_the_middle_of_lockstep_drafts_like_a_fresh_one(stiff):
     for row in (0, 1):
         alone = DecodeState(torch.tensor([state.tokens[row]]), None, fill=0)
         assert start(alone).propose(alone, [4], None).tokens.tolist() == [here.tokens[row].tolist()]
+
+
+REMOTE_CODE = '''
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class ShiftedConfig(LlamaConfig):
+    model_type = "shifted"
+
+
+class ShiftedForCausalLM(LlamaForCausalLM):
+    """Its embeddings depend on an argument that its own preparation adds to every pass."""
+
+    config_class = ShiftedConfig
+
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        CUT
+        inputs["shift"] = inputs["input_ids"] % 3
+        return inputs
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, shift=None, **kwargs):
+        embeddings = self.get_input_embeddings()(input_ids)
+        if shift is not None:
+            embeddings = embeddings * (1 + 0.5 * shift[..., None])
+        known = {"attention_mask": attention_mask, "position_ids": position_ids}
+        return super().forward(inputs_embeds=embeddings, **known, **kwargs)
+'''
+
+
+def from_remote_code(folder, monkeypatch, cut=""):
+    """A model whose folder brings its own code."""
+    import transformers.dynamic_module_utils as loading
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(loading, "HF_MODULES_CACHE", str(folder / "modules"))
+    path = folder / ("cut" if cut else "shifted")
+    tiny().save_pretrained(path)
+    (path / "modeling_shifted.py").write_text(REMOTE_CODE.replace("CUT", cut or "pass"))
+    config = json.loads((path / "config.json").read_text())
+    own = {"AutoConfig": "ShiftedConfig", "AutoModelForCausalLM": "ShiftedForCausalLM"}
+    config |= {"model_type": "shifted", "auto_map": {auto: f"modeling_shifted.{name}" for auto, name in own.items()}}
+    (path / "config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.float64)
+    assert type(model).__module__.startswith("transformers_modules")
+    return hf_specdec.enable(model.eval())
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_remote_code_that_prepares_its_own_inputs(num_rows, tmp_path, monkeypatch):
+    target = from_remote_code(tmp_path, monkeypatch)
+    ids, mask = prompts(num_rows)
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 20}
+    plain = target.generate(ids, **kwargs)
+    assert not torch.equal(plain, tiny().generate(ids, **kwargs))
+    for drafter in (DraftModel(target), DraftModel(jittered(tiny())), PromptLookup(1, 3)):
+        assert torch.equal(plain, target.generate(ids, assistant=drafter, **kwargs))
+        assert drafter.stats.drafted > 0
+
+
+def test_remote_code_that_feeds_one_token_a_pass_is_refused(tmp_path, monkeypatch):
+    """As preparations of older days do: behind a cache, whatever came before the last token must have been read."""
+    cut = 'inputs["input_ids"] = inputs["input_ids"][:, -1:] if input_ids.shape[1] < 8 else inputs["input_ids"]'
+    target = from_remote_code(tmp_path, monkeypatch, cut)
+    with pytest.raises(ValueError, match=r"ShiftedForCausalLM\.prepare_inputs_for_generation feeds 1 of"):
+        target.generate(prompts(1)[0], assistant=PromptLookup(1, 3), **GREEDY, max_new_tokens=20)
+
+
+def dispatched(model, folder, devices):
+    """The model spread over devices: embeddings and the first layer, the second layer, the rest."""
+    from accelerate import dispatch_model
+
+    parts = [
+        ["model.embed_tokens", "model.rotary_emb", "model.layers.0"],
+        ["model.layers.1"],
+        ["model.norm", "lm_head"],
+    ]
+    places = {name: device for names, device in zip(parts, devices, strict=True) for name in names}
+    main = next(device for device in devices if device != "disk")
+    return dispatch_model(model, places, main_device=main, offload_dir=folder)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_device_map_over_cpu_and_disk(num_rows, tmp_path):
+    plain_model = tiny()
+    target = hf_specdec.enable(dispatched(tiny(), tmp_path, ["cpu", "disk", "cpu"]))
+    assert set(target.hf_device_map.values()) == {"cpu", "disk"}
+    ids, mask = prompts(num_rows)
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 15}
+    plain = plain_model.generate(ids, **kwargs)
+    for assistant in ("ngram", DraftModel(jittered(plain_model))):
+        assert torch.equal(plain, target.generate(ids, assistant=assistant, **kwargs))
+
+
+def test_a_drafter_with_a_device_map(tmp_path):
+    target = hf_specdec.enable(tiny())
+    drafter = DraftModel(dispatched(jittered(target), tmp_path, ["cpu", "disk", "cpu"]))
+    ids, mask = prompts(3)
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 15}
+    assert torch.equal(target.generate(ids, **kwargs), target.generate(ids, assistant=drafter, **kwargs))
+    assert drafter.stats.accepted > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("devices", [["cuda:0", "cpu", "cuda:0"], ["cuda:0", "cuda:1", "cuda:1"]])
+def test_a_device_map_over_accelerators(devices, tmp_path):
+    if "cuda:1" in devices and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    target = hf_specdec.enable(dispatched(tiny(), tmp_path, devices))
+    ids, mask = (x.to("cuda:0") for x in prompts(3))
+    kwargs = GREEDY | {"attention_mask": mask, "max_new_tokens": 15}
+    plain = target.generate(ids, **kwargs)
+    for assistant in ("ngram", DraftModel(jittered(tiny())), DraftModel(jittered(tiny()).to("cuda:0"))):
+        assert torch.equal(plain, target.generate(ids, assistant=assistant, **kwargs))

@@ -162,6 +162,9 @@ class Drafter(ABC):
             tokenizer: the target's tokenizer, if the caller knows it.
         """
 
+    def check_synced(self) -> None:  # noqa: B027 - most make no passes that other processes have a part in
+        """Raises `ValueError` if this drafter cannot serve calls in which all processes pass together (synced_gpus)."""
+
     @abstractmethod
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call."""

@@ -29,7 +29,8 @@ class DraftModel(Drafter):
 
     Args:
         model: a decoder-only model, or for an encoder-decoder target also an encoder-decoder model or a bare decoder
-            (`WhisperForCausalLM`). It is used as it is and never modified.
+            (`WhisperForCausalLM`). It is used as it is and never modified. It may sit on another device than the
+            target and have another dtype: drafted tokens (and their laws) move once a round.
         num_draft_tokens: tokens to draft in a round.
         draft_temperature: temperature to draft at instead of the call's; 0 drafts greedily.
         tokenizer: the drafter's tokenizer. With both tokenizers known, their vocabularies are compared
@@ -68,14 +69,13 @@ class DraftModel(Drafter):
         self._agrees_with: PreTrainedTokenizerBase | None = None  # the tokenizer it was last compared with
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Raises `ValueError` if vocabularies or devices differ, or the model's decoder lacks what it attends to."""
+        """Raises `ValueError` if vocabularies differ, the model was never loaded, or it lacks what it attends to."""
         if host.attends_to_encoder(self.model):
             encoder_decoder.refuse_target(self.model, target, self.shares_encoder)
-        is_placed = not (host.is_offloaded(self.model) or host.is_offloaded(target))
-        if is_placed and self.model.device != target.device:
+        if host.is_empty(self.model):
             raise ValueError(
-                f"The drafter is on {self.model.device} and the target on {target.device}. "
-                f'Move the drafter: drafter_model.to("{target.device}").'
+                f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights. Load it with "
+                "from_pretrained on any real device; it need not be the target's."
             )
         theirs = self.target_tokenizer or tokenizer
         if self.tokenizer is not None and theirs is not None:
@@ -87,6 +87,14 @@ class DraftModel(Drafter):
                 f"The drafter scores {host.vocabulary_size(self.model)} ids and the target "
                 f"{host.vocabulary_size(target)}: they may not share a vocabulary. If they use one tokenizer and only "
                 "pad their output layers differently, show it: DraftModel(model, tokenizer=..., target_tokenizer=...)."
+            )
+
+    def check_synced(self) -> None:
+        """Raises `ValueError` if processes share the drafter: each of them needs its own number of drafting passes."""
+        if host.is_sharded(self.model):
+            raise ValueError(
+                f"The drafter {type(self.model).__name__} is sharded over processes, which would have to draft in step "
+                "under synced_gpus=True. Load it whole in every process, or use another drafter."
             )
 
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
@@ -114,13 +122,19 @@ class _DraftModelSession(DraftSession):
                 f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
                 "Generate one row at a time, or use another drafter."
             )
+        self.device = host.device_of(model) or state.device
         arguments = host.draft_arguments(model)
         if host.attends_to_encoder(model):
             arguments |= encoder_decoder.encoder_arguments(model, context, drafter.shares_encoder)
-        self.reader = CachedModel(model, cache, arguments, len(state.rows), state.device, limit, compiled)
+        self.reader = CachedModel(model, cache, arguments, len(state.rows), self.device, limit, compiled)
         self.context_length = limit or 2**62
         self.is_greedy = not context.do_sample or context.draft_temperature == 0
         self.scorer = _draft_scorer(context)
+        # Tokens are drawn beside the drafter, unless a processor looks at the text, which lies beside the target.
+        stays = self.scorer.reads_scores_only and self.device.type != "mps"  # which has no float64 for the noise
+        self.drawn_on = self.device if stays else state.device
+        if self.drawn_on != state.device:
+            self.scorer = self.scorer.on(self.drawn_on)
         self.vocabulary = _SharedVocabulary(drafter, context.target)
         self.num_embeddings = host.num_embeddings(model)
         self.num_drafted = 0  # in this round
@@ -131,6 +145,7 @@ class _DraftModelSession(DraftSession):
         if self.num_drafted == 0:
             return Draft.empty(len(limits), state.device)
         logits = self._read_pending(state)
+        noise = noise and noise.of_draft(self.drawn_on)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         for step in range(self.num_drafted):
@@ -139,14 +154,15 @@ class _DraftModelSession(DraftSession):
             if law is not None:
                 laws.append(law)
             if step + 1 < self.num_drafted:
-                logits = self.reader.read(token[:, None]).logits[:, -1]
+                logits = self.reader.read(token[:, None].to(self.device)).logits[:, -1]
+        drafted = torch.stack(tokens, dim=1).to(state.device)
         num_drafted = torch.tensor(limits, device=state.device)
         if not laws:
-            return Draft(torch.stack(tokens, dim=1), num_drafted)
-        probs = torch.stack(laws, dim=1)
+            return Draft(drafted, num_drafted)
+        probs = torch.stack(laws, dim=1).to(state.device)
         # A draft ends before a law that is none: a model that overflows must not cost more than its speed.
         num_lawful = probs.sum(dim=-1).isfinite().long().cumprod(dim=1).sum(dim=1)
-        return Draft(torch.stack(tokens, dim=1), torch.minimum(num_drafted, num_lawful), probs)
+        return Draft(drafted, torch.minimum(num_drafted, num_lawful), probs)
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
         if not self.reader.has_provisional:  # no row drafted in this round
@@ -177,14 +193,14 @@ class _DraftModelSession(DraftSession):
         widths = [len(row) for row in rows]
         padded = [[0] * (max(widths) - len(row)) + row for row in rows]
         # Ids behind the drafter's own vocabulary (a padded target may emit them) are read as its last one.
-        tokens = torch.tensor(padded, device=state.device).clamp(max=self.num_embeddings - 1)
+        tokens = torch.tensor(padded, device=self.device).clamp(max=self.num_embeddings - 1)
         return self.reader.read(tokens, widths=widths).logits[:, -1]
 
     def _draw(
         self, logits: Tensor, state: DecodeState, step: int, noise: RoundNoise | None
     ) -> tuple[Tensor, Tensor | None]:
         """The next drafted token of every row and, when sampling, the law it was drawn from."""
-        logits = self.vocabulary.of_target(logits.float())
+        logits = self.vocabulary.of_target(logits.float()).to(self.drawn_on)
         scores = self.scorer.at_all_positions(logits[:, None], state, first=step)[:, 0]
         if self.is_greedy:
             token, law = scores.argmax(dim=-1), None
@@ -194,7 +210,8 @@ class _DraftModelSession(DraftSession):
             assert noise is not None
             law = scores.softmax(dim=-1)
             token = sample(law, noise.draws[:, step]).clamp(min=0)
-        state.write(token[:, None], offset=step)
+        if not self.scorer.reads_scores_only:
+            state.write(token[:, None], offset=step)
         return token, law
 
 
