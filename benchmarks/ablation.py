@@ -79,8 +79,7 @@ SETTINGS = {
     "suffix, scheduled, own text": Setting(suffix(max_cached_requests=0), is_scheduled=True),
     "suffix, factor 1 (vLLM's)": Setting(suffix()),
     "suffix, scheduled (suffix)": Setting(suffix(), is_scheduled=True),
-    "auto": Setting(Auto, is_scheduled=True),
-    "auto: suffix and prompt lookup": Setting(lambda: Auto([Suffix(), PromptLookup()]), is_scheduled=True),
+    "auto (suffix and prompt lookup)": Setting(Auto, is_scheduled=True),
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # Older outcomes fade once a rate has seen this many, so that it follows the text.
-_MEMORY = 128.0
+_MEMORY = 64.0
 _NUM_BINS = 20
 # Seconds of a width: the median of this many newest measurements.
 _RECENT = 9
@@ -34,7 +34,7 @@ def copy_confidence(votes: float, num_voters: float, depth: int) -> float:
         num_voters: earlier places that matched at all.
         depth: matching tokens in front of it, drafted ones included.
     """
-    return (votes / num_voters) * votes / (num_voters + 2 / depth)
+    return (votes / num_voters) * votes / (num_voters + 3 / depth)
 
 
 # --- what is learned --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
+from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.drafters.suffix import Suffix
 from hf_specdec.options import SpeculationOptions
@@ -23,7 +24,7 @@ class Auto(Drafter):
     to say drafts as far as it can, so list them in the order of trust.
 
     Args:
-        drafters: drafters or smaller models; by default a `Suffix` of its own.
+        drafters: drafters or smaller models; by default a `Suffix` of its own and a `PromptLookup`.
         num_draft_tokens: longest draft of any of them.
 
     Raises:
@@ -40,7 +41,7 @@ class Auto(Drafter):
             raise ValueError(
                 f"Auto needs a list of drafters, such as Auto([Suffix(), small_model]), not {drafters!r:.80}."
             )
-        self.drafters = tuple(_drafter(given) for given in (drafters or [Suffix()]))
+        self.drafters = tuple(_drafter(given) for given in (drafters or [Suffix(), PromptLookup()]))
 
     @property
     def default_num_draft_tokens(self) -> int:  # type: ignore[override]
