@@ -73,10 +73,11 @@ def workloads(model: Any, tokenizer: Any, num_tokens: int) -> dict[str, Workload
     long = {"do_sample": False, "max_new_tokens": 4 * num_tokens, "min_new_tokens": 4 * num_tokens}
     story = encode(tokenizer, [[{"role": "user", "content": STORY}]], model.device)
     useless = random_draft_model(model)
+    copies = [Suffix(max_cached_requests=0), PromptLookup()]  # the story comes again, so nothing is remembered
     return {
         "random prompts, 1 row": Workload(random_prompts(model, 1), sampled, Auto),
         "random prompts, 8 rows": Workload(random_prompts(model, 8), sampled, Auto),
-        "useless drafter": Workload(story, long, lambda: Auto([Suffix(), PromptLookup(), DraftModel(useless)])),
+        "useless drafter": Workload(story, long, lambda: Auto([*copies, DraftModel(useless)])),
         "useless drafter alone": Workload(story, long, lambda: DraftModel(useless)),
     }
 

@@ -171,6 +171,10 @@ class Experience:
         """Whether the arm has drafted for so many rows before."""
         return (arm, num_rows) in self.draft_seconds
 
+    def knows_plain(self, num_rows: int) -> bool:
+        """Whether a round without a draft, or with a free one, was ever measured."""
+        return num_rows in self.plain_seconds or self.is_measured(FREE, num_rows)
+
     def record_seconds(self, arm: str, num_rows: int, width: int, seconds: float) -> None:
         """Notes how long a round took, everything included.
 

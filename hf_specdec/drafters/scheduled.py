@@ -129,7 +129,11 @@ class ScheduledSession(DraftSession):
                 mixed = [_better(held, new) for held, new in zip(free, own, strict=True)]
                 if any(offer is not None and offer.arm is arm for offer in mixed):
                     plans.append(self._best(mixed, arm, state))
-        return self._with_trials(plans, max(plans, key=lambda plan: plan.speed))
+        chosen = self._with_trials(plans, max(plans, key=lambda plan: plan.speed))
+        is_paid = chosen.payer is not None and self.experience.is_measured(chosen.payer.name, len(limits))
+        if is_paid and not self.experience.knows_plain(len(limits)):
+            return replace(chosen, width=0)  # whether it pays can only be said beside a plain round
+        return chosen
 
     def _fixed_plan(self, free: list[Offer | None], limits: list[int]) -> Plan:
         """As long as can be, by the first who can: the same plan for the same text, whatever was measured."""
