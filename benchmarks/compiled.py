@@ -2,7 +2,7 @@
 
     python benchmarks/compiled.py [--target DIR] [--max-new-tokens 96] [--num-draft-tokens 7] [--output FILE]
 
-Compiled calls use a static cache and the host's CompileConfig (on a CPU without CUDA graphs, and by the host's own switch
+Compiled calls use a static cache and the host's CompileConfig (on a CPU without CUDA graphs, and by its own switch
 for other devices). The first call of every way warms it up and compiles; what it took is reported by itself. After that
 all ways answer all prompts in turn.
 """
@@ -30,7 +30,7 @@ PROMPTS = (
     "Repeat this sentence five times: the quick brown fox jumps over the lazy dog.",
     "Write a Python class Point with x and y, and methods add, subtract and scale.",
     "List the months of the year, each with its number of days, as a JSON object.",
-    "Summarise: The committee met on Monday. The committee agreed on the budget. The committee will meet again on Friday.",
+    "Summarise: The committee met on Monday. The committee agreed on the budget. It will meet again on Friday.",
 )
 
 
