@@ -11,7 +11,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "history"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history"],
     ["host"],
     ["state", "cached_model"],
     ["verify", "scorer"],
