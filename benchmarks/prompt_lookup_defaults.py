@@ -128,9 +128,9 @@ def replayed(prompt: list[int], answer: list[int], setting: tuple, costs: list[f
 
 def _copied_from_text(index: NgramIndex, text: list[int], draft: list[int]) -> int:
     """How much of a copy of the oldest match lies in the text itself."""
-    for size in index.sizes:
-        if draft and (ends := index.ends.get(tuple(text[-size:]))):
-            return min(len(draft), len(text) - ends[0])
+    for table in index.text.tables:
+        if draft and (places := table.matches(text[-table.length :])):
+            return min(len(draft), index.text.size - places[-1])
     return len(draft)
 
 
