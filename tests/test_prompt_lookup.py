@@ -70,8 +70,10 @@ def test_whatever_is_read_in_bulk_and_whatever_token_by_token(prefer, monkeypatc
 
 
 @pytest.mark.parametrize("prefer", PREFERENCES)
-def test_collisions_of_hashes_change_nothing(prefer, monkeypatch):
-    """With a multiplier of 0 all n-grams share a bucket."""
+@pytest.mark.parametrize("bulk", [1, 10**9])
+def test_collisions_of_hashes_change_nothing(prefer, bulk, monkeypatch):
+    """With a multiplier of 0 all n-grams have one hash."""
+    monkeypatch.setattr(module, "BULK", bulk)
     monkeypatch.setattr(chains, "_MULTIPLIER", 0)
     test_the_index_proposes_what_a_scan_proposes(prefer, (1, 4))
 
@@ -129,6 +131,7 @@ def test_one_window_sets_both():
         ({"num_draft_tokens": 0}, "num_draft_tokens=0"),
         ({"tokens_per_match": 0}, "tokens_per_match=0"),
         ({"min_ngram": 1.5}, "min_ngram=1.5"),
+        ({"on_device": "cuda"}, "on_device='cuda'"),
     ],
 )
 def test_bad_options_are_refused(arguments, message):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hf_specdec.chains import BULK, ChainedTokens, ChainTable, votes
-from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter
+from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.lookup_on_device import DeviceLookupSession, TensorLookup
 from hf_specdec.options import SpeculationOptions, check_count
 from hf_specdec.schedule import copy_confidence
 from hf_specdec.state import DecodeState
@@ -31,9 +32,14 @@ class PromptLookup(Drafter):
             lengths follow the measured record, confidence takes its place.
         prefer: which of several longest matches is copied: "earliest", "newest", or "frequent" (at every
             token, the continuation most matches agree on; the newest among equals).
+        on_device: whether to look up by tensor operations where the text lives, all rows of a batch at once, instead of
+            in an index on the host; the drafts are the same. Nobody then reads how sure a draft is: where lengths
+            follow the measured record they are chosen by position alone, and a pass is as wide as the draft might
+            be. A lookup is some hundred small operations whatever the batch, an index some 25 microseconds a row.
+            `None`: on the device if that is not the CPU and no other drafter takes part in the call.
 
     Raises:
-        ValueError: if a window is not positive, min_ngram exceeds max_ngram, or `prefer` is unknown.
+        ValueError: if a window is not positive, min_ngram exceeds max_ngram, or `prefer` or `on_device` is unknown.
     """
 
     name = "prompt-lookup"
@@ -46,6 +52,7 @@ class PromptLookup(Drafter):
         num_draft_tokens: int | None = None,
         prefer: str = "frequent",
         tokens_per_match: int | None = 5,
+        on_device: bool | None = None,
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
         self.min_ngram, self.max_ngram = _windows(min_ngram, max_ngram)
@@ -54,17 +61,25 @@ class PromptLookup(Drafter):
         if tokens_per_match is not None:
             check_count("tokens_per_match", tokens_per_match)
         self.prefer = prefer
+        if on_device not in (None, True, False):
+            raise ValueError(f"on_device={on_device!r} must be True, False or None (chosen for the call).")
         self.tokens_per_match = tokens_per_match
+        self.on_device = on_device
 
-    def start(self, context: DraftContext, state: DecodeState) -> CopySession:
-        """Begins a call with an empty index for every row."""
-        return _LookupSession(self, len(state.rows), None if context.is_scheduled else self.tokens_per_match)
+    def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
+        """Begins a call: on the host with an empty index for every row."""
+        settings = self.min_ngram, self.max_ngram, self.prefer, None if context.is_scheduled else self.tokens_per_match
+        is_on_device = self.on_device
+        if is_on_device is None:
+            is_on_device = context.is_alone and state.device.type != "cpu"
+        if is_on_device:
+            return DeviceLookupSession(TensorLookup(*settings, most_voters=_MOST_VOTERS), state)
+        return _LookupSession([NgramIndex(*settings) for _ in state.rows])
 
 
 class _LookupSession(CopySession):
-    def __init__(self, drafter: PromptLookup, num_rows: int, tokens_per_match: int | None):
-        settings = drafter.min_ngram, drafter.max_ngram, drafter.prefer, tokens_per_match
-        self.indexes = [NgramIndex(*settings) for _ in range(num_rows)]
+    def __init__(self, indexes: list[NgramIndex]):
+        self.indexes = indexes
 
     def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:
         rows = zip(self.indexes, state.rows, limits, strict=True)
