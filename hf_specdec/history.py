@@ -1,9 +1,7 @@
 """A memory of token sequences that answers one question: how did text go on after a tail like this?
 
-Works like the match finder of LZ77 compressors (hash chains), not like a tree: all tokens lie in one array, and for a
-few lengths k a table leads from the hash of a k-gram to its newest place, from which links lead to the older ones.
-Writing a token is a handful of integer operations, whatever the history's size; a lookup walks a bounded number of
-links and compares the places it finds with the tail, so hash collisions cost time and nothing else.
+Tokens lie in one array, indexed by hash chains (`chains.py`): a lookup walks a bounded number of links and compares the
+places it finds with the tail.
 """
 
 from __future__ import annotations
@@ -11,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import index, mul
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +20,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from hf_specdec.chains import BULK, GAP, ChainedTokens, ChainTable, votes
 from hf_specdec.options import check_count
 from hf_specdec.vocabulary import Vocabulary, read_count
 
-# Stands between requests, and may stand in them: nothing matches it, nothing is copied across it.
-GAP = -1
 _NO_TOKEN = -2  # equals nothing that is stored
 _ID_LIMIT = 2**31
 
@@ -36,16 +33,7 @@ ANCHORS = (8, 3, 1)
 MOST_VOTERS = 64
 # Links that are followed for them; the rest are hash collisions.
 _MOST_VISITED = 2 * MOST_VOTERS
-# Shorter additions are entered token by token, which is then faster than a dozen numpy calls.
-_BULK = 64
-# Longer ones are entered piece by piece, which bounds the memory of the intermediate results.
-_CHUNK = 2**18
 _SMALLEST_CAPACITY = 256
-
-# k-grams are hashed by a polynomial over 32-bit integers; its upper bits are well mixed (Knuth's multiplicative hash).
-_HASH_BITS = 32
-_MASK = 2**_HASH_BITS - 1
-_MULTIPLIER = 0x9E3779B1
 
 FILE_NAME = "history.safetensors"
 _FORMAT, _VERSION = "hf_specdec.history", "1"
@@ -118,9 +106,8 @@ class TokenHistory:
         vocabulary: what the ids belong to, as far as it is known.
     """
 
-    _size: int  # where the next token goes
+    _text: ChainedTokens  # in front of every request stands a gap; more may stand in it
     _oldest: int  # where the oldest remembered request begins, with its gap
-    _stretch: int  # where the tokens behind the last gap begin
 
     def __init__(self, max_depth: int = 24, max_requests: int | None = None, max_tokens: int | None = None):
         check_count("max_depth", max_depth)
@@ -142,13 +129,13 @@ class TokenHistory:
     def num_tokens(self) -> int:
         """Tokens of all remembered requests."""
         with self._lock:
-            return self._size - self._oldest - len(self._requests)
+            return self._text.size - self._oldest - len(self._requests)
 
     @property
     def num_bytes(self) -> int:
         """Memory that is held, reserves included."""
         with self._lock:
-            return self._tokens.nbytes + sum(table.num_bytes for table in self._tables) + 8 * len(self._requests)
+            return self._text.num_bytes + 8 * len(self._requests)
 
     def clear(self) -> None:
         """Forgets all requests and gives their memory back. What the ids belong to stays known."""
@@ -213,76 +200,41 @@ class TokenHistory:
         """
         with self._lock:
             own = tail is None
-            ending = self._ending() if tail is None else _behind_last_gap(tail[-self.max_depth :])
+            ending = self._text.ending(self.max_depth) if tail is None else _behind_last_gap(tail[-self.max_depth :])
             return self._best(ending, limit, rule, runs_on=own)
 
     def _best(self, ending: list[int], limit: int, rule: CopyRule, runs_on: bool) -> Proposal:
         best, longest = NOTHING, len(ending)
-        for table in self._tables:
+        for table in self._text.tables:
             # The longest match a table stands for has the largest budget, which bounds every score.
             if table.length <= longest and rule.budget(longest, limit) > best.score:
                 places, lengths = self._matches(table, ending)
                 if len(places):
-                    rows = self._continuations(places, rule.budget(longest, limit), runs_on)
+                    rows = self._text.continuations(places, rule.budget(longest, limit), runs_on)
                     best = _best_of_lengths(rows, np.minimum(lengths, longest), limit, rule, best)
             longest = min(longest, table.length - 1)
         return best
 
-    def _matches(self, table: _ChainTable, ending: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _matches(self, table: ChainTable, ending: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Places behind the newest matches of a table's length, newest first, and how long each match is."""
-        places = np.array(table.candidates(ending, self._oldest), dtype=np.int64)
+        places = np.array(table.candidates(ending, self._oldest, _MOST_VISITED), dtype=np.int64)
         if len(places) == 0:
             return places, places
         # The sentinel differs from everything, so the first difference is the length of the match.
         backwards = np.full(self.max_depth + 1, _NO_TOKEN)
         backwards[: len(ending)] = ending[::-1]
-        before = self._tokens.take(places[:, None] - np.arange(1, self.max_depth + 2), mode="clip")
+        before = self._text.array.take(places[:, None] - np.arange(1, self.max_depth + 2), mode="clip")
         lengths = (before == backwards).argmin(axis=1)
         found = (lengths >= table.length).nonzero()[0][:MOST_VOTERS]
         return places[found], lengths[found]
 
-    def _continuations(self, places: np.ndarray, width: int, runs_on: bool) -> np.ndarray:
-        """The tokens from every place on, (places, width); what comes behind a gap has no meaning."""
-        steps = np.arange(width)
-        if runs_on:  # behind the end stands the copy itself, which agrees with this place wherever it is asked
-            steps = steps % (self._size - places[:, None])
-        return self._tokens.take(places[:, None] + steps, mode="clip")
-
-    def _ending(self) -> list[int]:
-        """The end of the newest request, as much of it as can match."""
-        return self._view[max(self._stretch, self._size - self.max_depth) : self._size].tolist()
-
     def _write(self, tokens: Sequence[int] | np.ndarray, is_new: bool) -> None:
-        is_bulk = len(tokens) >= _BULK
-        values = self._checked_array(tokens) if is_bulk else self._checked_list(tokens)
-        self._reserve(len(values) + 1)
+        values = self._checked_array(tokens) if len(tokens) >= BULK else self._checked_list(tokens)
         if is_new:
-            self._requests.append(self._size)
-            self._push([GAP])
-        if isinstance(values, np.ndarray):
-            self._push_many(values)
-        else:
-            self._push(values)
-
-    def _push(self, values: list[int]) -> None:
-        first, num_before = self._size, self._size - self._stretch
-        for position, token in enumerate(values, start=first):
-            self._view[position] = token
-            if token < 0:
-                self._stretch = position + 1
-        self._size += len(values)
-        for table in self._tables:
-            table.push(values, first, num_before)
-
-    def _push_many(self, values: np.ndarray) -> None:
-        """The same as `_push` of every value, in a few passes over all of them."""
-        first, self._size = self._size, self._size + len(values)
-        self._tokens[first : self._size] = values
-        gaps = (values < 0).nonzero()[0]
-        if len(gaps):
-            self._stretch = first + int(gaps[-1]) + 1
-        for table in self._tables:
-            table.push_many(first, self._size, self._stretch)
+            self._text.reserve(len(values) + 1)
+            self._requests.append(self._text.size)
+            self._text.append([GAP])
+        self._text.append(values)
 
     def _checked_list(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
         try:
@@ -304,32 +256,10 @@ class TokenHistory:
         return values
 
     def _forget_everything(self) -> None:
-        margin = max(self.max_depth, *ANCHORS) + 1  # gaps in front, so that looking back always stays inside
-        self._tokens = np.full(max(_SMALLEST_CAPACITY, 2 * margin), GAP, dtype=np.int32)
-        self._tables = [_ChainTable(length, len(self._tokens)) for length in ANCHORS]
+        margin = max(self.max_depth, *ANCHORS) + 1  # gaps in front
+        self._text = ChainedTokens(ANCHORS, margin, _SMALLEST_CAPACITY)
         self._requests: deque[int] = deque()  # position of the gap in front of every request
-        self._margin = self._size = self._oldest = self._stretch = margin
-        self._renew_views()
-
-    def _renew_views(self) -> None:
-        # Single numbers are read and written through memoryviews, which is three times as fast.
-        self._view = self._tokens.data
-        for table in self._tables:
-            table.tokens, table.view = self._tokens, self._view
-
-    def _reserve(self, num_more: int) -> None:
-        """Makes room; one place behind the last token always remains a gap."""
-        capacity = len(self._tokens)
-        if self._size + num_more < capacity:
-            return
-        while self._size + num_more >= capacity:
-            capacity *= 2
-            for table in self._tables:
-                table.double()
-        tokens = np.full(capacity, GAP, dtype=np.int32)
-        tokens[: self._size] = self._tokens[: self._size]
-        self._tokens = tokens
-        self._renew_views()
+        self._margin = self._oldest = margin
 
     def _forget_oldest(self) -> None:
         """Keeps the limits. Forgotten requests lie in front of `_oldest`, where no lookup goes."""
@@ -339,19 +269,14 @@ class TokenHistory:
             requests.popleft()
             self._oldest = requests[0]
         num_forgotten = self._oldest - self._margin
-        if num_forgotten > max(_SMALLEST_CAPACITY, self._size // 2):
+        if num_forgotten > max(_SMALLEST_CAPACITY, self._text.size // 2):
             self._move_down(num_forgotten)
 
     def _move_down(self, distance: int) -> None:
         """Drops the forgotten front of the storage."""
-        live = slice(self._oldest, self._size)
-        moved = slice(self._margin, self._size - distance)
-        self._tokens[moved] = self._tokens[live].copy()
-        self._tokens[moved.stop :] = GAP
-        for table in self._tables:
-            table.move_down(live, moved, distance)
+        self._text.move_down(self._oldest, distance)
         self._requests = deque(position - distance for position in self._requests)
-        self._size, self._oldest, self._stretch = moved.stop, self._margin, self._stretch - distance
+        self._oldest = self._margin
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes tokens and what they belong to into one file of a folder; the index is rebuilt on loading.
@@ -362,7 +287,7 @@ class TokenHistory:
             folder: made if it does not exist; the file in it is called `FILE_NAME`.
         """
         with self._lock:
-            tokens = self._tokens[self._oldest : self._size].copy()
+            tokens = self._text.array[self._oldest : self._text.size].copy()
             starts = np.array(self._requests, dtype=np.int64) - self._oldest
             metadata = {"format": _FORMAT, "version": _VERSION, "readers": str(self._num_readers)}
             metadata |= self.vocabulary.to_metadata()
@@ -389,118 +314,9 @@ class TokenHistory:
             self._forget_everything()
             starts = np.cumsum(lengths) - lengths
             if len(lengths):
-                self._reserve(len(tokens) + len(lengths) + 1)
-                self._requests.extend((starts + np.arange(len(lengths)) + self._size).tolist())
-                self._push_many(np.insert(tokens, starts, GAP))
+                self._requests.extend((starts + np.arange(len(lengths)) + self._text.size).tolist())
+                self._text.append(np.insert(tokens, starts, GAP))
             self._forget_oldest()
-
-
-class _ChainTable:
-    """Where the k-grams of one length k are that have a successor: a bucket's newest, and from each the next older.
-
-    A k-gram is named by the position behind it, where its continuation begins; 0 ends a chain.
-
-    Args:
-        length: k.
-        capacity: positions there is room for; also the number of buckets, a power of two or any number.
-    """
-
-    tokens: np.ndarray
-    view: memoryview
-
-    def __init__(self, length: int, capacity: int):
-        self.length = length
-        self.bucket_bits = (capacity - 1).bit_length()
-        self.heads = np.zeros(2**self.bucket_bits, dtype=np.int32)
-        self.previous = np.zeros(capacity, dtype=np.int32)
-        self.factors = [pow(_MULTIPLIER, power + 1, 2**_HASH_BITS) for power in range(length + 1)]  # newest token first
-        self.rolled = 0  # hash of the newest tokens
-        self._renew_views()
-
-    @property
-    def num_bytes(self) -> int:
-        return self.heads.nbytes + self.previous.nbytes
-
-    def _renew_views(self) -> None:
-        self.shift = _HASH_BITS - self.bucket_bits
-        self.heads_view, self.previous_view = self.heads.data, self.previous.data
-
-    def candidates(self, ending: list[int], oldest: int) -> list[int]:
-        """Positions whose k-gram has the hash of the ending's last k tokens, newest first, down to `oldest`."""
-        found: list[int] = []
-        previous = self.previous_view
-        position = self.heads_view[self._hash(ending) >> self.shift]
-        while position > oldest and len(found) < _MOST_VISITED:
-            found.append(position)
-            position = previous[position]
-        return found
-
-    def push(self, values: list[int], position: int, num_before: int) -> None:
-        """Enters the k-grams that are followed by these tokens; `num_before` tokens lie behind the last gap."""
-        heads, previous, view, length, shift = self.heads_view, self.previous_view, self.view, self.length, self.shift
-        rolled, leaving = self.rolled, self.factors[length]
-        for place, token in enumerate(values, start=position):
-            if token < 0:
-                rolled, num_before = 0, -1
-            elif num_before < length:
-                rolled = (rolled + token) * _MULTIPLIER & _MASK
-            else:
-                bucket = rolled >> shift
-                previous[place] = heads[bucket]
-                heads[bucket] = place
-                rolled = ((rolled + token) * _MULTIPLIER - view[place - length] * leaving) & _MASK
-            num_before += 1
-        self.rolled = rolled
-
-    def push_many(self, first: int, last: int, stretch: int) -> None:
-        """`push` for the tokens in [first, last), which are stored already; behind `stretch` there is no gap."""
-        for begin in range(first, last, _CHUNK):
-            positions = self._enterable(begin, min(begin + _CHUNK, last))
-            if len(positions):
-                buckets = self._hashes(positions) >> np.uint32(self.shift)
-                self._enter(positions, buckets.astype(np.int64))
-        self.rolled = self._hash(self.view[max(stretch, last - self.length) : last].tolist())
-
-    def double(self) -> None:
-        """Doubles positions and buckets. Bucket b becomes 2b and 2b + 1, and both begin with the chain b had."""
-        self.previous = np.concatenate([self.previous, np.zeros_like(self.previous)])
-        self.heads = np.repeat(self.heads, 2)
-        self.bucket_bits += 1
-        self._renew_views()
-
-    def move_down(self, live: slice, moved: slice, distance: int) -> None:
-        """Moves all positions; chains end where they led out of the live part."""
-        self.previous[moved] = np.maximum(self.previous[live] - distance, 0)
-        np.maximum(self.heads - distance, 0, out=self.heads)
-
-    def _enterable(self, first: int, last: int) -> np.ndarray:
-        """Positions in [first, last) with k tokens before them and a token behind, no gap among these."""
-        clean = self.tokens[first - self.length : last] >= 0
-        enterable = clean[self.length :].copy()
-        for back in range(self.length):
-            enterable &= clean[back : back + last - first]
-        return enterable.nonzero()[0] + first
-
-    def _hash(self, ending: list[int]) -> int:
-        return sum(map(mul, reversed(ending), self.factors[: self.length])) & _MASK
-
-    def _hashes(self, positions: np.ndarray) -> np.ndarray:
-        hashes = np.zeros(len(positions), dtype=np.uint32)
-        unsigned = self.tokens.view(np.uint32)
-        for back, factor in enumerate(self.factors[: self.length]):
-            hashes += unsigned[positions - 1 - back] * np.uint32(factor)
-        return hashes
-
-    def _enter(self, positions: np.ndarray, buckets: np.ndarray) -> None:
-        """Links positions of the same bucket, each to the next older one."""
-        # Sorted by bucket, then position: one sort of unique numbers is faster than a stable argsort.
-        keys = np.sort(buckets << 32 | positions)
-        buckets, positions = keys >> 32, keys & 0xFFFFFFFF
-        is_first = np.append(True, buckets[1:] != buckets[:-1])
-        older = np.where(is_first, self.heads[buckets], np.append(0, positions[:-1]))
-        self.previous[positions] = older
-        is_last = np.append(is_first[1:], True)
-        self.heads[buckets[is_last]] = positions[is_last]
 
 
 def _best_of_lengths(rows: np.ndarray, lengths: np.ndarray, limit: int, rule: CopyRule, best: Proposal) -> Proposal:
@@ -530,40 +346,14 @@ def _most_frequent(voters: np.ndarray, min_token_prob: float) -> tuple[list[int]
     chosen: list[int] = []
     shares: list[float] = []
     remaining = 1.0
-    for token, share in _votes(voters):
+    for token, count, num_voters in votes(voters):
+        share = count / num_voters
         remaining *= share
         if remaining < min_token_prob:
             break
         chosen.append(token)
         shares.append(share)
     return chosen, shares
-
-
-def _votes(voters: np.ndarray) -> Iterator[tuple[int, float]]:
-    """Winner and share of every vote. Rows are newest first; a row that disagrees, or has ended, votes no more."""
-    step, width = 0, voters.shape[1]
-    while step < width:
-        # As long as half of the voters side with the newest one, it wins: then nobody has to be counted.
-        newest = voters[0, step:].tolist()
-        agree = np.logical_and.accumulate(voters[:, step:] == voters[0, step:], axis=1)
-        num_before, run = len(voters), 0
-        for token, num_agreeing in zip(newest, agree.sum(axis=0).tolist(), strict=True):
-            if token < 0 or 2 * num_agreeing < num_before:
-                break
-            yield token, num_agreeing / num_before
-            num_before, run = num_agreeing, run + 1
-        if step + run == width:
-            return
-        voters = voters[agree[:, run - 1]] if run else voters
-        step += run
-        column = voters[:, step].tolist()
-        ballots = Counter(token for token in column if token >= 0)
-        if not ballots:
-            return
-        winner, count = ballots.most_common(1)[0]  # of equals the first one met, which is the newest
-        yield winner, count / len(column)
-        voters = voters[voters[:, step] == winner]
-        step += 1
 
 
 def _running_products(probs: list[float]) -> Iterator[float]:

@@ -43,6 +43,7 @@ class DecodeState:
     Attributes:
         sequences: prompt, output and, behind a row's end, its current draft; shape (B, capacity).
         lengths: tokens of every row, left padding included (plain `generate` counts them alike).
+        prompt_mask: which tokens of the prompts are none of the padding, bool, shape (B, P); `None` if all are.
         tokens: the same as lists on the host, without padding: what drafters search. (In lockstep a finished
             row goes on with filling.)
         is_left_padded: whether all padding stands in front of the prompts.
@@ -56,7 +57,8 @@ class DecodeState:
         self.fill = fill
         self.is_left_padded = attention_mask is None or not bool((attention_mask.diff(dim=1) < 0).any())
         self.lengths = [self.prompt_length] * num_rows
-        self.tokens = _without_padding(input_ids, attention_mask)
+        self.prompt_mask = _prompt_mask(input_ids, attention_mask)
+        self.tokens = _without_padding(input_ids, self.prompt_mask)
         self.rows = list(range(num_rows))
         self.finished = [False] * num_rows
 
@@ -148,9 +150,14 @@ class DecodeState:
             self.sequences = torch.nn.functional.pad(self.sequences, (0, growth), value=self.fill)
 
 
-def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    rows = input_ids.tolist()
+def _prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     if attention_mask is None:
+        return None
+    return attention_mask[:, attention_mask.shape[1] - input_ids.shape[1] :].to(input_ids.device, torch.bool)
+
+
+def _without_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    rows = input_ids.tolist()
+    if mask is None:
         return rows
-    masks = attention_mask[:, attention_mask.shape[1] - input_ids.shape[1] :].tolist()
-    return [[t for t, m in zip(row, mask, strict=True) if m] for row, mask in zip(rows, masks, strict=True)]
+    return [[t for t, m in zip(row, kept, strict=True) if m] for row, kept in zip(rows, mask.tolist(), strict=True)]

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from hf_specdec import chains
 from hf_specdec import history as module
 from hf_specdec.history import ANCHORS, FILE_NAME, GAP, NOTHING, CopyRule, Proposal, TokenHistory
 from hf_specdec.vocabulary import Vocabulary, tokenizer_fingerprint
@@ -120,8 +121,8 @@ def test_a_lookup_finds_what_a_scan_finds(seed, most_voters, monkeypatch):
         alphabet, depth = chance.choice([1, 2, 3, 8]), chance.choice([1, 2, 5, 12, 24])
         limits = chance.choice([None, 1, 3, 10]), chance.choice([None, 5, 40, 200])
         ours, slow = TokenHistory(depth, *limits), SlowHistory(depth, *limits)
-        monkeypatch.setattr(module, "_BULK", chance.choice([1, 4, 10**9]))
-        monkeypatch.setattr(module, "_CHUNK", chance.choice([1, 7, 10**9]))
+        monkeypatch.setattr(module, "BULK", chance.choice([1, 4, 10**9]))
+        monkeypatch.setattr(chains, "_CHUNK", chance.choice([1, 7, 10**9]))
         for _ in range(15):
             tokens = some_tokens(chance, alphabet, chance.choice([0, 1, 1, 2, 9, 50]), gaps=case % 4 == 0)
             for history in (ours, slow):
@@ -237,8 +238,8 @@ def test_ten_thousand_requests_of_one_token():
 def test_a_lookup_follows_a_bounded_number_of_links(monkeypatch):
     """Whatever the history's size: a text of one token has the longest chains there are."""
     history = filled([1] * 200_000)
-    table = history._tables[-1]
-    assert len(table.candidates([1], history._oldest)) == 128
+    table = history._text.tables[-1]
+    assert len(table.candidates([1], history._oldest, module._MOST_VISITED)) == 128
     assert history.propose(None, 24, RULE) == Proposal([1] * 24, [1.0] * 24, 64, 24, 24.0)
 
 

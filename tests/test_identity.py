@@ -16,6 +16,7 @@ DRAFTERS = {
     "good draft-model": lambda target: DraftModel(jittered(target)),
     "poor draft-model": lambda target: DraftModel(tiny(seed=9, num_hidden_layers=1)),
     "prompt-lookup": lambda target: PromptLookup(1, 3),
+    "prompt-lookup on the device": lambda target: PromptLookup(1, 3, on_device=True),
     "suffix": lambda target: Suffix(max_spec_factor=3.0),
 }
 SETTINGS = {"do_sample": False, "pad_token_id": 0}

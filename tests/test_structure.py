@@ -11,13 +11,14 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "history"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history"],
     ["host"],
     ["state", "cached_model"],
     ["verify", "scorer"],
     ["stopping", "streaming", "recording"],
     ["judge"],
-    ["drafters.base", "drafters.prompt_lookup", "drafters.suffix", "drafters.encoder_decoder", "drafters.draft_model"],
+    ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
+    ["drafters.encoder_decoder", "drafters.draft_model"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["loop", "candidates", "hub"],
     ["generation"],

@@ -46,6 +46,7 @@ class DraftContext:
         in_lockstep: whether all rows gain the same number of tokens in every round, those of the row that is refused
             first.
         is_scheduled: whether draft lengths follow the measured record.
+        is_alone: whether no other drafter drafts in this call.
         arguments: of the target's forward passes; an encoder's outputs and its mask are among them.
         encoder_inputs: what the target's encoder read, shape (B / n, ...) where n samples share an input;
             `None` for a decoder-only target.
@@ -58,6 +59,7 @@ class DraftContext:
     compilation: Compilation | None = None
     in_lockstep: bool = False
     is_scheduled: bool = False
+    is_alone: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
     encoder_inputs: Tensor | None = None
 
@@ -75,9 +77,12 @@ class DraftSession(ABC):
         noise_stream: which of the seed's streams of random numbers the call uses. A draft must be independent of the
             numbers that judge it. Outputs of earlier calls with the same seed are not, so a session that knows
             such outputs takes a stream that none of those calls has used.
+        may_find_nothing: whether it may draft less than it was asked for, for want of anything to draft. A schedule
+            that counted on such tokens then learns that they failed.
     """
 
     noise_stream: int = 0
+    may_find_nothing: bool = False
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:

@@ -77,6 +77,7 @@ class _Round:
 
     plan: Plan
     started: float | None
+    width: int  # of the draft
 
 
 class ScheduledSession(DraftSession):
@@ -101,8 +102,9 @@ class ScheduledSession(DraftSession):
         is_measured = min(state.num_emitted) > 0  # the prompt's pass says nothing about later ones
         started = time.perf_counter() if is_measured else None
         plan = self._plan(state, limits)
-        self.round = _Round(plan, started)
-        return self._drafted(plan, state, limits, noise)
+        draft = self._drafted(plan, state, limits, noise)
+        self.round = _Round(plan, started, draft.width)
+        return draft
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
         current, self.round = self.round, None
@@ -208,11 +210,13 @@ class ScheduledSession(DraftSession):
         if current.started is not None:
             name = FREE if plan.payer is None or plan.width == 0 else plan.payer.name
             seconds = time.perf_counter() - current.started
-            self.experience.record_seconds(name, len(plan.offers), max(outcome.drafted), seconds)
+            self.experience.record_seconds(name, len(plan.offers), current.width, seconds)
         judged = zip(plan.offers, outcome.drafted, outcome.accepted, outcome.emitted, strict=True)
         for offer, drafted, accepted, emitted in judged:
             if offer is None:
                 continue
+            if offer.arm.session.may_find_nothing:
+                drafted = min(plan.width, len(offer.rates))  # as promised: what was not found counts as refused
             for rate in offer.rates[:accepted]:
                 rate.add(True)
             if accepted < drafted and emitted > accepted:  # refused, not cut off
@@ -270,6 +274,6 @@ def scheduled(
     for drafter in drafters:
         own = drafter.options
         name = drafter.name if drafter.name not in [arm.name for arm in arms] else f"{drafter.name}-{len(arms) + 1}"
-        session = drafter.start(context.for_arm(own), state)
+        session = drafter.start(replace(context.for_arm(own), is_alone=len(drafters) == 1), state)
         arms.append(Arm(name, session, own.num_draft_tokens or drafter.default_num_draft_tokens))
     return ScheduledSession(arms, experience, context.in_lockstep, is_fixed=not context.is_scheduled)

@@ -10,8 +10,9 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import host
+from hf_specdec.chains import GAP
 from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter
-from hf_specdec.history import GAP, NOTHING, CopyRule, Proposal, TokenHistory
+from hf_specdec.history import NOTHING, CopyRule, Proposal, TokenHistory
 from hf_specdec.options import SpeculationOptions, check_count
 from hf_specdec.schedule import copy_confidence
 from hf_specdec.state import DecodeState, Outcome
