@@ -119,11 +119,12 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Question:
-    """One question in one or more turns."""
+    """One question in one or more turns, `history` being the messages of the conversation before the first."""
 
     question_id: Any
     category: str
     turns: tuple[str, ...]
+    history: tuple[dict[str, str], ...] = ()
 
 
 def run_bench(options: BenchOptions, console: Console | None = None) -> dict[str, Any]:
@@ -262,7 +263,7 @@ class Bench:
 
     def _chat(self, question: Question, answered: list[Turn]) -> Chat:
         """The conversation up to the turn that is to be answered next."""
-        chat: Chat = []
+        chat: Chat = [*question.history]
         for asked, turn in zip(question.turns, answered, strict=False):
             text = str(self.tokenizer.decode(turn.answer, skip_special_tokens=True))
             chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
