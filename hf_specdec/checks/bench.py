@@ -36,6 +36,7 @@ _WARM_UP_TOKENS = 16
 
 # What a variant adds to the arguments of `generate`. A name that ends in "=" is followed by a folder or Hub id.
 Builder = Callable[[PreTrainedModel, str], dict[str, Any]]
+Arguments = Callable[[], dict[str, Any]]
 VARIANTS: dict[str, Builder] = {
     PLAIN: lambda target, folder: {},
     HOST_LOOKUP: lambda target, folder: {"prompt_lookup_num_tokens": 10},
@@ -118,11 +119,12 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Question:
-    """One question in one or more turns."""
+    """One question in one or more turns, `history` being the messages of the conversation before the first."""
 
     question_id: Any
     category: str
     turns: tuple[str, ...]
+    history: tuple[dict[str, str], ...] = ()
 
 
 def run_bench(options: BenchOptions, console: Console | None = None) -> dict[str, Any]:
@@ -140,19 +142,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> dict[str
         ValueError: if a file, model or category does not exist or does not fit.
     """
     questions = read_questions(Path(options.questions), options.categories, options.limit)
-    bench = Bench(options)
-    described = environment(bench.model)  # before the run: files may change while it lasts
-    batches = bench.measure(questions, console)
-    is_greedy = options.temperature == 0
-    variants = {name: summary(batches, name, is_greedy) for name in options.names}
-    for name in options.names[1:] if is_greedy else ():
-        variants[name]["differences"] = [found for batch in batches for found in bench.differences(batch, name)]
-    document = {
-        "environment": described,
-        "options": asdict(options),
-        "variants": variants,
-        "batches": [_batch_entry(batch) for batch in batches],
-    }
+    document = Bench(options).document(questions, console)
     if console is not None:
         console.print(table(document))
     return document
@@ -163,22 +153,50 @@ class Bench:
 
     Args:
         options: what to measure.
+        others: variants beside those that the options name: what each adds to the arguments of `generate`, asked
+            anew for every call, so that a drafter may be a fresh one every time or remember earlier calls.
     """
 
-    def __init__(self, options: BenchOptions):
+    def __init__(self, options: BenchOptions, others: dict[str, Arguments] | None = None):
         self.options = options
         self.model, self.tokenizer = load_target(options.target, options.dtype, options.device)
         hf_specdec.enable(self.model)
-        self.variants = {name: _build(name, self.model) for name in options.names}
+        self.variants = {name: _build(name, self.model) for name in options.names} | (others or {})
         self.ends = _end_ids(self.model)
         self.target_passes = 0
         self.model.register_forward_pre_hook(self._count_pass)
 
-    def measure(self, questions: list[Question], console: Console | None = None) -> list[Batch]:
-        """Answers all questions with all variants, in rotating order, after a warm-up."""
+    def document(
+        self, questions: list[Question], console: Console | None = None, warm_up: list[Question] | None = None
+    ) -> dict[str, Any]:
+        """Measures, and returns the whole result; see `measure` for the arguments and `run_bench` for the result."""
+        described = environment(self.model)  # before the run: files may change while it lasts
+        batches = self.measure(questions, console, warm_up)
+        is_greedy = self.options.temperature == 0
+        variants = {name: summary(batches, name, is_greedy) for name in self.variants}
+        for name in [name for name in variants if name != PLAIN] if is_greedy else ():
+            variants[name]["differences"] = [found for batch in batches for found in self.differences(batch, name)]
+        return {
+            "environment": described,
+            "options": asdict(self.options),
+            "variants": variants,
+            "batches": [_batch_entry(batch) for batch in batches],
+        }
+
+    def measure(
+        self, questions: list[Question], console: Console | None = None, warm_up: list[Question] | None = None
+    ) -> list[Batch]:
+        """Answers all questions with all variants, in rotating order, after a warm-up.
+
+        Args:
+            questions: to answer.
+            console: where to show progress.
+            warm_up: asked together and briefly before the clock runs, for the sake of first calls; by default the
+                first questions. Name others where a drafter must not have seen a question before it is measured.
+        """
         groups = list(_grouped(questions, self.options.batch_size))
         for name in self.variants:
-            self._ask(name, groups[0], _WARM_UP_TOKENS, "first")
+            self.ask(name, warm_up or groups[0], _WARM_UP_TOKENS, "first")
         batches = []
         with _progress(console) as progress:
             bar = progress.add_task("", total=len(groups) * len(self.variants))
@@ -187,12 +205,34 @@ class Bench:
                 for name in rotated(list(self.variants), number):
                     progress.update(bar, description=f"{group[0].category}: {name}")
                     torch.manual_seed(self.options.seed + number)
-                    runs[name] = self._ask(name, group, self.options.max_new_tokens, self.options.turns)
+                    runs[name] = self.ask(name, group, self.options.max_new_tokens, self.options.turns)
                     progress.advance(bar)
                 batches.append(Batch(group[0].category, [question.question_id for question in group], runs))
                 if console is not None and not console.is_terminal:
                     console.print(f"{number + 1}/{len(groups)} {group[0].category}")  # a log shows no bar
         return batches
+
+    def ask(self, name: str, group: list[Question], max_new_tokens: int, turns: str) -> Run:
+        """One variant's answers to questions that are asked together, turn by turn.
+
+        Args:
+            name: the variant.
+            group: the questions.
+            max_new_tokens: most tokens of an answer.
+            turns: one of `TURNS`.
+        """
+        answered: list[list[Turn]] = [[] for _ in group]
+        run = Run(answered, seconds=0.0, target_passes=0, rounds=0, stats=None)
+        for turn in range(max(len(question.turns) for question in group) if turns == "all" else 1):
+            rows = [row for row, question in enumerate(group) if turn < len(question.turns)]
+            chats = [self._chat(group[row], answered[row]) for row in rows]
+            for row, answer in zip(rows, self._generate(name, chats, max_new_tokens, run), strict=True):
+                answered[row].append(answer)
+        if run.stats is not None:
+            run.rounds = run.stats.rounds
+        else:  # plain generation with a batch: a finished row rides along, but takes no part
+            run.rounds = run.tokens if name == PLAIN else run.target_passes
+        return run
 
     def differences(self, batch: Batch, name: str) -> list[dict[str, Any]]:
         """Where a variant's answers leave plain's, and how far the two best logits are apart there.
@@ -221,24 +261,9 @@ class Bench:
                 }
         return None
 
-    def _ask(self, name: str, group: list[Question], max_new_tokens: int, turns: str) -> Run:
-        """One variant's answers to questions that are asked together, turn by turn."""
-        answered: list[list[Turn]] = [[] for _ in group]
-        run = Run(answered, seconds=0.0, target_passes=0, rounds=0, stats=None)
-        for turn in range(max(len(question.turns) for question in group) if turns == "all" else 1):
-            rows = [row for row, question in enumerate(group) if turn < len(question.turns)]
-            chats = [self._chat(group[row], answered[row]) for row in rows]
-            for row, answer in zip(rows, self._generate(name, chats, max_new_tokens, run), strict=True):
-                answered[row].append(answer)
-        if run.stats is not None:
-            run.rounds = run.stats.rounds
-        else:  # plain generation with a batch: a finished row rides along, but takes no part
-            run.rounds = run.tokens if name == PLAIN else run.target_passes
-        return run
-
     def _chat(self, question: Question, answered: list[Turn]) -> Chat:
         """The conversation up to the turn that is to be answered next."""
-        chat: Chat = []
+        chat: Chat = [*question.history]
         for asked, turn in zip(question.turns, answered, strict=False):
             text = str(self.tokenizer.decode(turn.answer, skip_special_tokens=True))
             chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
@@ -259,7 +284,7 @@ class Bench:
         return _turns(inputs, output, self.ends)
 
     def _arguments(self, name: str) -> dict[str, Any]:
-        options, arguments = self.options, dict(self.variants[name])
+        options, arguments = self.options, dict(self.variants[name]())
         if "assistant" in arguments and options.num_draft_tokens is not None:
             arguments["num_draft_tokens"] = options.num_draft_tokens
         if options.temperature > 0:
@@ -350,9 +375,11 @@ def _split(spelling: str) -> tuple[str, str]:
     return name + equals, folder
 
 
-def _build(spelling: str, target: PreTrainedModel) -> dict[str, Any]:
+def _build(spelling: str, target: PreTrainedModel) -> Arguments:
+    """The variant's arguments, built once for all calls."""
     name, folder = _split(spelling)
-    return VARIANTS[name](target, folder)
+    built = VARIANTS[name](target, folder)
+    return lambda: built
 
 
 def _parse(line: str, where: str) -> Question:

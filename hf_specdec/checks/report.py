@@ -214,15 +214,45 @@ def _speed_of_sums(runs: list[Run]) -> float:
 def table(document: dict[str, Any]) -> Table:
     """The document of a benchmark as one table: a column for every variant."""
     variants = document["variants"]
-    shown = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title_justify="left")
-    shown.title = "Speed-up against plain generation: median of paired ratios (95 % interval)"
-    for heading in ("", *variants):
-        shown.add_column(heading, justify="right" if heading else "left")
-    for category in variants[PLAIN]["by_category"]:
-        shown.add_row(category, *(_ratio(figures["by_category"][category]) for figures in variants.values()))
+    shown = _speedups_table(variants, "plain generation")
     shown.add_section()
     for label, cell in _SUMMARY_ROWS.items():
         shown.add_row(label, *(cell(figures, figures["total"]) for figures in variants.values()))
+    return shown
+
+
+def host_table(document: dict[str, Any]) -> Table:
+    """The same speed-ups with Transformers' own prompt lookup as the base, which must be among the variants."""
+    variants = {name: figures["against_host_prompt_lookup"] for name, figures in document["variants"].items()}
+    shown = _speedups_table(variants, HOST_LOOKUP)
+    shown.add_section()
+    shown.add_row("geometric mean", *(_ratio(figures["geometric_mean"]) for figures in variants.values()))
+    return shown
+
+
+def lengths_table(document: dict[str, Any]) -> Table:
+    """Tokens a round, by category: what drafts yield, whatever the machine's speed."""
+    variants = document["variants"]
+    shown = _empty_table("Tokens a round, the target's own included", list(variants))
+    for category in variants[PLAIN]["by_category"]:
+        groups = (figures["by_category"][category] for figures in variants.values())
+        shown.add_row(category, *(f"{group['mean_acceptance_length']:.2f}" for group in groups))
+    return shown
+
+
+def _speedups_table(variants: dict[str, Any], base: str) -> Table:
+    """A row for every category of what has `by_category`."""
+    title = f"Speed-up against {base}: median of paired ratios (95 % interval)"
+    shown = _empty_table(title, list(variants))
+    for category in variants[PLAIN]["by_category"]:
+        shown.add_row(category, *(_ratio(figures["by_category"][category]) for figures in variants.values()))
+    return shown
+
+
+def _empty_table(title: str, columns: list[str]) -> Table:
+    shown = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    for heading in ("", *columns):
+        shown.add_column(heading, justify="right" if heading else "left")
     return shown
 
 
