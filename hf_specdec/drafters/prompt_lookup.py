@@ -11,6 +11,8 @@ from hf_specdec.options import SpeculationOptions, check_count
 from hf_specdec.schedule import copy_confidence
 from hf_specdec.state import DecodeState
 
+# With fewer rows the host's index is faster, which takes some 25 microseconds a row.
+_ROWS_FOR_DEVICE = 16
 PREFERENCES = ("earliest", "newest", "frequent")
 # With more matches than this, only the newest vote: a longer list costs time and changes nothing.
 _MOST_VOTERS = 64
@@ -36,7 +38,7 @@ class PromptLookup(Drafter):
             in an index on the host; the drafts are the same. Nobody then reads how sure a draft is: where lengths
             follow the measured record they are chosen by position alone, and a pass is as wide as the draft might
             be. A lookup is some hundred small operations whatever the batch, an index some 25 microseconds a row.
-            `None`: on the device if that is not the CPU and no other drafter takes part in the call.
+            `None`: on the device if that is not the CPU, the batch has 16 rows or more, and no other drafter takes part.
 
     Raises:
         ValueError: if a window is not positive, min_ngram exceeds max_ngram, or `prefer` or `on_device` is unknown.
@@ -71,7 +73,8 @@ class PromptLookup(Drafter):
         settings = self.min_ngram, self.max_ngram, self.prefer, None if context.is_scheduled else self.tokens_per_match
         is_on_device = self.on_device
         if is_on_device is None:
-            is_on_device = context.is_alone and state.device.type != "cpu"
+            is_large = len(state.rows) >= _ROWS_FOR_DEVICE
+            is_on_device = context.is_alone and is_large and state.device.type != "cpu"
         if is_on_device:
             return DeviceLookupSession(TensorLookup(*settings, most_voters=_MOST_VOTERS), state)
         return _LookupSession([NgramIndex(*settings) for _ in state.rows])
