@@ -38,7 +38,7 @@ class PromptLookup(Drafter):
             in an index on the host; the drafts are the same. Nobody then reads how sure a draft is: where lengths
             follow the measured record they are chosen by position alone, and a pass is as wide as the draft might
             be. A lookup is some hundred small operations whatever the batch, an index some 25 microseconds a row.
-            `None`: on the device if that is not the CPU, the batch has 16 rows or more, and no other drafter takes part.
+            `None`: on the device if that is not the CPU, the batch has 16 rows or more, and nobody else drafts.
 
     Raises:
         ValueError: if a window is not positive, min_ngram exceeds max_ngram, or `prefer` or `on_device` is unknown.
