@@ -94,6 +94,10 @@ class DraftSession(ABC):
             A draft on the state's device. Tokens with `probs` must have been drawn from them.
         """
 
+    def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
+        """The limits, shortened where a row nears the end of what the session can read."""
+        return limits
+
     def commit(self, state: DecodeState, outcome: Outcome) -> None:  # noqa: B027 - most sessions read the state
         """Called when the round's tokens have become part of the state."""
 
