@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 # Older outcomes fade once a rate has seen this many, so that it follows the text.
-_MEMORY = 128.0
+_MEMORY = 32.0
 _NUM_BINS = 20
 # Seconds of a width: the median of this many newest measurements.
 _RECENT = 9
@@ -145,8 +145,8 @@ class Trials:
         self.idle, self.pause = 0, min(2 * self.pause, _LONGEST_PAUSE)
         return True
 
-    def was_chosen(self) -> None:
-        """It pays again: the next pause will be short."""
+    def paid(self) -> None:
+        """It pays, or might again: the next pause will be short."""
         self.idle, self.pause = 0, _SHORTEST_PAUSE
 
 

@@ -221,7 +221,7 @@ class ScheduledSession(DraftSession):
             trials = self.experience.trials_of(FREE if plan.payer is None else plan.payer.name)
             could_draft = any(offer is not None for offer in plan.offers)
             if plan is chosen and plan.width > 0:
-                trials.was_chosen()
+                trials.paid()
             elif could_draft and trials.is_due():
                 return replace(plan, width=max(1, plan.width))
         return None
@@ -261,6 +261,8 @@ class ScheduledSession(DraftSession):
         for held, asked, accepted, emitted in judged:
             if held is not None and asked > 0:
                 held.learn(accepted, asked, emitted)
+                if accepted == asked:
+                    self.experience.trials_of(held.arm.name).paid()
 
 
 def _num_equal(copied: list[int], text: list[int]) -> int:
