@@ -173,7 +173,7 @@ def test_what_a_call_taught_may_depend_on_its_numbers(target, monkeypatch):
     monkeypatch.setattr(draft_model._DraftModelSession, "within_context", limited)
     monkeypatch.setattr(ScheduledSpy, "commit_hook", forgetful)
     monkeypatch.setattr(scheduling.ScheduledSession, "commit", ScheduledSpy.commit)
-    monkeypatch.setattr(scheduling, "best_width", lambda tokens, seconds: (len(tokens) - 1, 1.0))
+    monkeypatch.setattr(scheduling, "best_width", lambda tokens, seconds: (len(tokens) - 1, float(len(tokens))))
     outputs = []
     for seed in range(25):
         accepted.clear()
@@ -351,6 +351,20 @@ def test_copies_longer_than_the_draft_models_longest_draft():
         changes = {"seed": seed, "eos_token_id": None, "new_tokens": 60}
         assert torch.equal(answer(target, assistant, 4, **changes), answer(target, False, 4, **changes))
     assert len(assistant.stats.drafted_at) > 2
+
+
+@pytest.mark.scheduled
+@pytest.mark.usefixtures("random_choices")
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_draft_model_keeps_in_step_with_rounds_of_others(num_rows):
+    """A model equal to the target is never refused, whoever drafted before or beside it."""
+    target = hf_specdec.enable(tiny(dtype=torch.float32))
+    assistant = Auto([PromptLookup(), DraftModel(target)])
+    for seed in range(4):
+        answer(target, assistant, num_rows, seed=seed, eos_token_id=None)
+    drafted, accepted = assistant.stats.drafted_by, assistant.stats.accepted_by
+    assert accepted["draft-model"] == drafted["draft-model"] > 0
+    assert accepted["prompt-lookup"] < drafted["prompt-lookup"]
 
 
 @pytest.mark.scheduled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -143,20 +144,23 @@ def test_a_clock_that_stands_still_measures_nothing():
 
 def test_several_threads_may_measure_and_ask():
     experience, errors = Experience(), []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
 
     def work(seed):
         try:
-            for number in range(2000):
-                experience.record_seconds("x", 1, (number * seed) % 40 + 1, 1.0 + number % 7)
+            for number in range(300):
+                experience.record_seconds("x", 1, 4 * number + seed, 1.0 + number % 7)
                 assert experience.seconds("x", 1, 5)(3) > 0
         except Exception as error:  # reported by the main thread
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 3, 7, 9)]
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    sys.setswitchinterval(interval)
     assert not errors
 
 
@@ -234,14 +238,14 @@ class Copies(CopySession):
 
 
 class World:
-    """Rounds of a target that always says `RIGHT`; a plain round takes one second."""
+    """Rounds of a target that always says `RIGHT`; time is counted in plain rounds, 50 a second."""
 
     def __init__(self, monkeypatch, num_rows=1, slope=0.02, in_lockstep=False):
         self.now, self.round, self.slope = 0.0, 0, slope
         self.state = DecodeState(torch.ones(num_rows, 4, dtype=torch.long), None, fill=0)
         self.in_lockstep, self.experience = in_lockstep, Experience()
         self.drafts = []
-        monkeypatch.setattr(scheduling, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(scheduling, "time", SimpleNamespace(perf_counter=lambda: self.now / 50))
 
     def start(self, longest=SPAN, **sessions):
         arms = [
@@ -321,6 +325,7 @@ def test_a_first_round_that_compiles_does_not_decide_for_long(world):
 def test_a_perfect_cheap_drafter_is_used_at_full_length(world):
     world.start(small=Model(world, 0.05, always))
     world.run(512)
+    assert max(world.widths[:2]) == 2  # nobody knows yet what it costs
     assert world.widths[5:].count(SPAN) >= 500
     assert 2 <= world.widths[5:].count(0) <= 8  # plain rounds, to know what they take
 
@@ -388,10 +393,24 @@ def test_rows_choose_their_own_drafters(monkeypatch):
     assert world.drafts[-100:].count(mixed) >= 95
 
 
+def test_a_session_is_told_only_of_its_own_drafts(monkeypatch):
+    """What others drafted in a row is no token that the model has read there."""
+    seen = []
+
+    class Told(Model):
+        def commit(self, state, outcome):
+            seen.append((outcome.drafted, outcome.accepted, list(map(len, outcome.appended))))
+
+    world = World(monkeypatch, num_rows=2)
+    world.start(copies=Copies(world, always, rows=[0]), small=Told(world, 0.05, always))
+    world.run(100)
+    assert seen.count(([0, SPAN], [0, SPAN], [21, SPAN + 1])) >= 80
+
+
 def test_one_row_of_eight_that_can_draft(monkeypatch):
     cheap, dear = World(monkeypatch, num_rows=8), World(monkeypatch, num_rows=8, slope=0.3)
     for world in (dear, cheap):
-        monkeypatch.setattr(scheduling, "time", SimpleNamespace(perf_counter=lambda world=world: world.now))
+        monkeypatch.setattr(scheduling, "time", SimpleNamespace(perf_counter=lambda world=world: world.now / 50))
         world.start(copies=Copies(world, always, rows=[5]))
         world.run(300)
     assert [cheap.drafts[-2][0][row] for row in range(8)] == [0, 0, 0, 0, 0, 20, 0, 0]
@@ -417,7 +436,7 @@ def test_reading_up_is_no_measure(world):
 
     world.start(small=Reader(world, 0.1, lambda number: number < 40 or number >= 900))
     world.run(900)
-    assert world.experience.seconds("small", 1, SPAN)(1) < 1.5
+    assert world.experience.seconds("small", 1, SPAN)(1) < 1.5 / 50
     world.run(300)
     assert world.widths[-100:].count(SPAN) >= 95
 
