@@ -30,7 +30,8 @@ from transformers import DynamicCache, LogitsProcessorList
 
 from hf_specdec import Auto, PromptLookup, Suffix, host
 from hf_specdec.checks.bench import read_questions
-from hf_specdec.drafters import DraftContext, Drafter, DraftSession, scheduled
+from hf_specdec.drafters import DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.loading import encode, load_target
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,6 +121,7 @@ class SpeculativeLoop:
             compiled=request.compiled_passes(model, self.num_draft_tokens),
         )
         self.is_drawn = self.do_sample and any(arm.draws for arm in drafter.arms)
+        self.is_scheduled = options.is_scheduled(self.is_drawn)
         self.session = self._new_session(options)
         self.noise = self._new_noise(options)
         self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
@@ -171,7 +173,7 @@ class SpeculativeLoop:
             draft_temperature=options.draft_temperature,
             compilation=Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
             in_lockstep=self.in_lockstep,
-            is_scheduled=options.is_scheduled(self.is_drawn),
+            is_scheduled=self.is_scheduled,
             arguments=self.request.arguments,
             encoder_inputs=self.request.encoder_inputs,
         )
@@ -183,8 +185,10 @@ class SpeculativeLoop:
         if not self.do_sample:
             return None
         coupled_vocabulary = self.vocabulary if options.is_coupled else None
-        # Samples judge copies without fail, whatever the copies were made from; coins do not.
-        stream = self.session.noise_stream if self.is_drawn else 0
+        stream = 0  # samples judge copies without fail, whatever the copies were made from; coins do not
+        if self.is_drawn:
+            # Lengths that earlier calls have taught depend on their numbers, which the global generator may repeat.
+            stream = secrets.randbits(64) if self.is_scheduled else self.session.noise_stream
         return Noise(options.first_seed(), self.state.device, coupled_vocabulary, stream)
 
     def _anyone_goes_on(self) -> bool:

@@ -9,19 +9,19 @@ stays what it is.
 from __future__ import annotations
 
 import statistics
+import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 # Older outcomes fade once a rate has seen this many, so that it follows the text.
-_MEMORY = 64.0
+_MEMORY = 32.0
 _NUM_BINS = 20
 # Seconds of a width: the median of this many newest measurements.
 _RECENT = 9
-# A first measurement that exceeds all others by this factor is no guide (a compilation, a page fault).
+# A single measurement that exceeds the lowest by this factor is no guide (a compilation, a page fault).
 _OUTLIER = 5.0
-# What a drafted token costs, as a share of a plain round, as long as too little was measured.
-_GUESSED_SLOPE = {True: 0.02, False: 0.1}
+# What a token costs, as a share of a plain round, as long as too little was measured: one copied, one drafted.
+_COPY_SLOPE, _DRAFT_SLOPE = 0.02, 0.1
 # Rounds without a draft before the next trial; the pause doubles with every trial that did not pay.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 128
 
@@ -40,24 +40,22 @@ def copy_confidence(votes: float, num_voters: float, depth: int) -> float:
 # --- what is learned --------------------------------------------------------------------------------------
 
 
-@dataclass
 class Rate:
     """A probability that follows its outcomes.
 
-    Attributes:
+    Args:
         guess: the estimate before any outcome.
-        weight: how many outcomes it takes to outweigh the guess.
+        weight: how many outcomes the guess counts for.
     """
 
-    guess: float
-    weight: float
-    hits: float = 0.0
-    tries: float = 0.0
+    def __init__(self, guess: float, weight: float):
+        self.hits = guess * weight
+        self.tries = weight
 
     @property
     def value(self) -> float:
         """The estimate."""
-        return (self.hits + self.guess * self.weight) / (self.tries + self.weight)
+        return self.hits / self.tries
 
     def add(self, hit: bool) -> None:
         """Counts one outcome."""
@@ -85,36 +83,33 @@ class Acceptance:
 
 
 class RoundSeconds:
-    """Seconds of a round by its width, the longest draft in it: on a line through the medians of what was measured.
+    """Seconds of a round by its width, the longest draft in it: on a line through what was measured at each width.
 
     Args:
-        is_free: whether drafting costs nothing to speak of, so that only the target's pass grows.
+        slope: guessed cost of a token, as a share of a round without a draft, until two widths were measured.
     """
 
-    def __init__(self, is_free: bool):
-        self.slope = _GUESSED_SLOPE[is_free]
+    def __init__(self, slope: float):
+        self.slope = slope
         self.measured: dict[int, deque[float]] = {}
         self.line: tuple[float, float] | None = None  # seconds at width 0, and per drafted token
+        self._lock = threading.Lock()  # several calls may share a drafter
 
     def add(self, width: int, seconds: float) -> None:
         """Notes how long a round took."""
-        known = [statistics.median(values) for values in self.measured.values()]
-        if width not in self.measured and known and seconds > _OUTLIER * max(known):
-            return
-        self.measured.setdefault(width, deque(maxlen=_RECENT)).append(seconds)
-        self.line = None
-
-    def at(self, width: int) -> float | None:
-        """Expected seconds at a width of at least 1; `None` if no such round was ever measured."""
-        if not self.measured:
-            return None
-        if self.line is None:
+        with self._lock:
+            self.measured.setdefault(width, deque(maxlen=_RECENT)).append(seconds)
             self.line = self._fitted()
-        return self.line[0] + self.line[1] * width
+
+    def at(self, width: int, plain: float) -> float:
+        """Expected seconds at a width, no less than those of a round without a draft."""
+        if self.line is None:
+            return plain * (1 + self.slope * width)
+        return max(plain, self.line[0] + self.line[1] * width)
 
     def _fitted(self) -> tuple[float, float]:
-        """Least squares weighted by the number of measurements; a longer draft never counts as cheaper."""
-        points = [(width, statistics.median(values), len(values)) for width, values in self.measured.items()]
+        """Least squares, weighted by the number of measurements."""
+        points = self._points()
         total = sum(weight for *_, weight in points)
         centre = sum(width * weight for width, _, weight in points) / total
         level = sum(seconds * weight for _, seconds, weight in points) / total
@@ -123,8 +118,16 @@ class RoundSeconds:
             rise = self.slope * level / (1 + self.slope * centre)
         else:
             rise = sum(weight * (width - centre) * (seconds - level) for width, seconds, weight in points) / spread
-        rise = max(rise, 0.0)
+        # A longer draft never counts as cheaper; the bound above keeps the line positive at width 0.
+        rise = min(max(rise, 0.0), level / (centre + 1))
         return level - rise * centre, rise
+
+    def _points(self) -> list[tuple[int, float, int]]:
+        """Every width with its seconds and the number of measurements."""
+        # Of two measurements the lower one counts: the first may have compiled or loaded something.
+        points = [(width, statistics.median_low(values), len(values)) for width, values in self.measured.items()]
+        lowest = min(seconds for _, seconds, _ in points)
+        return [point for point in points if point[2] > 1 or point[1] <= _OUTLIER * lowest]
 
 
 class Trials:
@@ -142,12 +145,13 @@ class Trials:
         self.idle, self.pause = 0, min(2 * self.pause, _LONGEST_PAUSE)
         return True
 
-    def was_chosen(self) -> None:
-        """It pays again: the next pause will be short."""
+    def paid(self) -> None:
+        """It pays, or might again: the next pause will be short."""
         self.idle, self.pause = 0, _SHORTEST_PAUSE
 
 
-FREE = ""  # the name under which all drafters that cost nothing share their rounds' seconds
+# Names that no drafter has: rounds without a draft, and rounds of all drafters that cost nothing.
+PLAIN, FREE = "(plain)", "(free)"
 
 
 class Experience:
@@ -156,59 +160,63 @@ class Experience:
     def __init__(self) -> None:
         self.acceptance: dict[str, Acceptance] = {}
         self.trials: dict[str, Trials] = {}
-        self.plain_seconds: dict[int, RoundSeconds] = {}
-        self.draft_seconds: dict[tuple[str, int], RoundSeconds] = {}
+        self.round_seconds: dict[tuple[str, int], RoundSeconds] = {}
 
     def acceptance_of(self, arm: str) -> Acceptance:
         """The acceptance rates of an arm."""
         return self.acceptance.setdefault(arm, Acceptance())
 
     def trials_of(self, arm: str) -> Trials:
-        """The trials of an arm."""
+        """The trials of an arm, or of `PLAIN` rounds."""
         return self.trials.setdefault(arm, Trials())
 
     def is_measured(self, arm: str, num_rows: int) -> bool:
-        """Whether the arm has drafted for so many rows before."""
-        return (arm, num_rows) in self.draft_seconds
-
-    def knows_plain(self, num_rows: int) -> bool:
-        """Whether a round without a draft, or with a free one, was ever measured."""
-        return num_rows in self.plain_seconds or self.is_measured(FREE, num_rows)
+        """Whether seconds of an arm, or of `PLAIN` rounds, are known for so many rows."""
+        return self._line(arm, num_rows).line is not None
 
     def record_seconds(self, arm: str, num_rows: int, width: int, seconds: float) -> None:
         """Notes how long a round took, everything included.
 
         Args:
-            arm: who drafted; `FREE` where it cost nothing.
+            arm: who drafted with passes of its own; `FREE` or `PLAIN` if nobody did.
             num_rows: rows in the target's pass.
-            width: longest draft.
+            width: longest draft; of the arm's own, if it has passes.
             seconds: of the round.
         """
-        if width == 0:
-            self.plain_seconds.setdefault(num_rows, RoundSeconds(is_free=True)).add(0, seconds)
-        else:
-            key = arm, num_rows
-            self.draft_seconds.setdefault(key, RoundSeconds(is_free=arm == FREE)).add(width, seconds)
+        if seconds > 0:  # else the clock is too coarse
+            self.round_seconds.setdefault((arm, num_rows), _unmeasured(arm)).add(width, seconds)
 
-    def seconds(self, arm: str, num_rows: int) -> Callable[[int], float]:
-        """Expected seconds of a round by its width; in units of a plain round if nothing was measured yet."""
-        line = self.draft_seconds.get((arm, num_rows)) or RoundSeconds(is_free=arm == FREE)
+    def seconds(self, arm: str, num_rows: int, longest: int) -> Callable[[int], float]:
+        """Expected seconds of a round by its width; in units of a plain round if nothing was measured yet.
+
+        Args:
+            arm: whose passes it pays for, or `FREE`.
+            num_rows: rows in the target's pass.
+            longest: most tokens the arm drafts. Copies beside it may be longer and cost what they cost without it.
+        """
         plain = self._plain(num_rows)
+        own, copies = self._line(arm, num_rows), self._line(FREE, num_rows)
 
         def at(width: int) -> float:
-            if width == 0:
-                return plain
-            expected = line.at(width)
-            return plain * (1 + line.slope * width) if expected is None else max(expected, plain)
+            drafted = min(width, longest)
+            beyond = copies.at(width, plain) - copies.at(drafted, plain)
+            return own.at(drafted, plain) + beyond if width else plain
 
         return at
 
+    def _line(self, arm: str, num_rows: int) -> RoundSeconds:
+        return self.round_seconds.get((arm, num_rows)) or _unmeasured(arm)
+
     def _plain(self, num_rows: int) -> float:
-        """Seconds of a round without a draft; where none was measured, of one with a free draft of no length."""
-        for line in (self.plain_seconds.get(num_rows), self.draft_seconds.get((FREE, num_rows))):
-            if line is not None and (seconds := line.at(0)) is not None:
-                return seconds
+        """Seconds of a round without a draft; where none was measured, of one with a copy of no length."""
+        for name in (PLAIN, FREE):
+            if self.is_measured(name, num_rows):
+                return self._line(name, num_rows).at(0, plain=0.0)
         return 1.0
+
+
+def _unmeasured(arm: str) -> RoundSeconds:
+    return RoundSeconds(_COPY_SLOPE if arm in (PLAIN, FREE) else _DRAFT_SLOPE)
 
 
 # --- what is decided --------------------------------------------------------------------------------------

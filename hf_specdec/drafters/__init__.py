@@ -4,7 +4,6 @@ from hf_specdec.drafters.auto import Auto
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.prompt_lookup import PromptLookup
-from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.drafters.suffix import Suffix
 
 # Strategies that need nothing but their name: `generate(assistant="prompt-lookup")`.
@@ -24,5 +23,4 @@ __all__ = [
     "Drafter",
     "PromptLookup",
     "Suffix",
-    "scheduled",
 ]

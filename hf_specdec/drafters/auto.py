@@ -20,12 +20,13 @@ class Auto(Drafter):
     """Chooses among drafters, row by row and round by round, and drafts nothing where nothing pays.
 
     Copies (suffixes, prompt lookup) cost nothing, so they are always looked at; a drafter with passes of its own is
-    asked where it promises more tokens a second. With a given `num_draft_tokens` the first drafter that has anything
-    to say drafts as far as it can, so list them in the order of trust.
+    asked where it promises more tokens a second. With a given `num_draft_tokens`, and in sampling with a seed beside a
+    drafter that draws, lengths are not measured: the first drafter that has anything to say drafts as far as it can,
+    so list them in the order of trust.
 
     Args:
         drafters: drafters or smaller models; by default a `Suffix` of its own and a `PromptLookup`.
-        num_draft_tokens: longest draft of any of them.
+        num_draft_tokens: longest draft of any of them; none drafts more than it would alone.
 
     Raises:
         ValueError: if one of them is no drafter, or the list is empty.
@@ -37,11 +38,12 @@ class Auto(Drafter):
         self, drafters: Sequence[Drafter | PreTrainedModel] | None = None, num_draft_tokens: int | None = None
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
-        if drafters is not None and (isinstance(drafters, Drafter | PreTrainedModel | str) or not drafters):
+        given = [Suffix(), PromptLookup()] if drafters is None else drafters
+        if not isinstance(given, list | tuple) or not given:
             raise ValueError(
                 f"Auto needs a list of drafters, such as Auto([Suffix(), small_model]), not {drafters!r:.80}."
             )
-        self.drafters = tuple(_drafter(given) for given in (drafters or [Suffix(), PromptLookup()]))
+        self.drafters = tuple(map(_drafter, given))
 
     @property
     def default_num_draft_tokens(self) -> int:  # type: ignore[override]
@@ -64,8 +66,13 @@ class Auto(Drafter):
 
 
 def _drafter(given: Any) -> Drafter:
-    if isinstance(given, Drafter):
-        return given
+    given = getattr(given, "_orig_mod", given)  # torch.compile
     if isinstance(given, PreTrainedModel):
         return DraftModel(given)
-    raise ValueError(f"Auto needs drafters or models, not {type(given).__name__}.")
+    if isinstance(given, Auto) and given.options.num_draft_tokens is not None:
+        raise ValueError("An Auto among drafters is only a list of them; give num_draft_tokens to the outer one.")
+    if isinstance(given, Drafter):
+        return given
+    if isinstance(given, type):
+        raise ValueError(f"Auto needs drafters or models, not the class {given.__name__}; pass {given.__name__}(...).")
+    raise ValueError(f"Auto needs drafters or models, not {given!r:.80}.")

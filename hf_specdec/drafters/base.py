@@ -77,12 +77,9 @@ class DraftSession(ABC):
         noise_stream: which of the seed's streams of random numbers the call uses. A draft must be independent of the
             numbers that judge it. Outputs of earlier calls with the same seed are not, so a session that knows
             such outputs takes a stream that none of those calls has used.
-        may_find_nothing: whether it may draft less than it was asked for, for want of anything to draft. A schedule
-            that counted on such tokens then learns that they failed.
     """
 
     noise_stream: int = 0
-    may_find_nothing: bool = False
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -98,6 +95,10 @@ class DraftSession(ABC):
         Returns:
             A draft on the state's device. Tokens with `probs` must have been drawn from them.
         """
+
+    def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
+        """The limits, shortened where a row nears the end of what the session can read."""
+        return limits
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:  # noqa: B027 - most sessions read the state
         """Called when the round's tokens have become part of the state."""

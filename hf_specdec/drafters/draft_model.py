@@ -140,7 +140,7 @@ class _DraftModelSession(DraftSession):
         self.num_drafted = 0  # in this round
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
-        limits = self._within_context(state, limits)
+        limits = self.within_context(state, limits)
         self.num_drafted = max(limits)
         if self.num_drafted == 0:
             return Draft.empty(len(limits), state.device)
@@ -164,6 +164,12 @@ class _DraftModelSession(DraftSession):
         num_lawful = probs.sum(dim=-1).isfinite().long().cumprod(dim=1).sum(dim=1)
         return Draft(drafted, torch.minimum(num_drafted, num_lawful), probs)
 
+    def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
+        lengths = [len(state.tokens[row]) for row in state.rows]
+        if self.reader.next_positions is None:  # the model counts by itself, padding included
+            lengths = state.row_lengths
+        return [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
+
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
         if not self.reader.has_provisional:  # no row drafted in this round
             return
@@ -179,13 +185,6 @@ class _DraftModelSession(DraftSession):
 
     def keep_rows(self, places: list[int]) -> None:
         self.reader.keep_rows(places)
-
-    def _within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
-        """The limits, shortened where a row nears the end of the model's context."""
-        lengths = [len(state.tokens[row]) for row in state.rows]
-        if self.reader.next_positions is None:  # the model counts by itself, padding included
-            lengths = state.row_lengths
-        return [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
 
     def _read_pending(self, state: DecodeState) -> Tensor:
         """Reads what the model has not seen of every row; the logits of the last token, (A, V)."""

@@ -93,8 +93,6 @@ class DeviceLookupSession(DraftSession):
         state: of the call.
     """
 
-    may_find_nothing = True
-
     def __init__(self, lookup: TensorLookup, state: DecodeState):
         self.lookup = lookup
         self.firsts, self.prompts = _without_padding(state)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
 import torch
 
 from hf_specdec.accept import Draft
-from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
-from hf_specdec.schedule import FREE, Experience, Rate, best_width, expected_tokens
+from hf_specdec.schedule import FREE, PLAIN, Experience, Rate, best_width, expected_tokens
 from hf_specdec.state import DecodeState, Outcome
 
-# Width of the first rounds of an arm whose cost is unknown, and of the trials of one that did not pay.
+# Width of the first round of an arm whose cost is unknown.
 _FIRST_WIDTH = 2
-_TRIAL_WIDTH = 1
+# With more tokens to catch up on, an arm's round is no measure of those to come.
+_MOST_UNREAD = 32
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,30 @@ class Offer:
     Attributes:
         arm: who.
         rates: of its tokens, in order.
-        copy: the tokens, if they cost nothing to have.
+        copied: the tokens, if they cost nothing to have.
     """
 
     arm: Arm
     rates: list[Rate]
-    copy: Copy | None = None
+    copied: list[int] = field(default_factory=list)
 
     @property
     def survival(self) -> list[float]:
         """Probability that the first 1, 2, ... tokens all stay."""
         return list(accumulate((rate.value for rate in self.rates), mul))
+
+    def learn(self, kept: int, asked: int, emitted: int) -> None:
+        """Adds a round's outcome to the rates.
+
+        Args:
+            kept: tokens that stayed.
+            asked: tokens that were wanted; one that was not even drafted is as good as refused.
+            emitted: tokens the row gained. Behind them the row, or all of them in lockstep, was cut off.
+        """
+        for rate in self.rates[:kept]:
+            rate.add(True)
+        if kept < min(asked, emitted, len(self.rates)):
+            self.rates[kept].add(False)
 
 
 @dataclass(frozen=True)
@@ -67,8 +82,24 @@ class Plan:
 
     offers: list[Offer | None]
     width: int
-    payer: Arm | None
-    speed: float
+    payer: Arm | None = None
+    speed: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Under which the seconds of such rounds are kept."""
+        if self.width == 0:
+            return PLAIN
+        return FREE if self.payer is None else self.payer.name
+
+    @property
+    def own_widths(self) -> list[int]:
+        """Tokens the payer drafts, by place."""
+        own = [offer is not None and offer.arm is self.payer for offer in self.offers]
+        return [
+            min(self.width, len(offer.rates)) if offer is not None and is_own else 0
+            for offer, is_own in zip(self.offers, own, strict=True)
+        ]
 
 
 @dataclass
@@ -76,8 +107,9 @@ class _Round:
     """What must be remembered until a round's outcome is known."""
 
     plan: Plan
+    copies: list[list[Offer]]
     started: float | None
-    width: int  # of the draft
+    width: int = 0  # of the draft
 
 
 class ScheduledSession(DraftSession):
@@ -88,30 +120,37 @@ class ScheduledSession(DraftSession):
         experience: what earlier rounds have taught; grows.
         in_lockstep: whether rows advance by as many tokens as the row that is refused first.
         is_fixed: always take the longest draft: only who drafts is decided.
+        num_unread: tokens of the longest prompt, which no arm has read.
     """
 
-    def __init__(self, arms: list[Arm], experience: Experience, in_lockstep: bool, is_fixed: bool):
+    def __init__(self, arms: list[Arm], experience: Experience, in_lockstep: bool, is_fixed: bool, num_unread: int):
         self.arms = arms
         self.experience = experience
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
+        self.num_unread = {arm.name: num_unread for arm in arms}
         self.noise_stream = max(arm.session.noise_stream for arm in arms)
         self.round: _Round | None = None
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
-        is_measured = min(state.num_emitted) > 0  # the prompt's pass says nothing about later ones
-        started = time.perf_counter() if is_measured else None
-        plan = self._plan(state, limits)
-        draft = self._drafted(plan, state, limits, noise)
-        self.round = _Round(plan, started, draft.width)
+        started = time.perf_counter()
+        offers = {arm.name: self._offers(arm, state, limits) for arm in self.arms}
+        plan = self._fixed_plan(offers) if self.is_fixed else self._plan(offers, state)
+        copies = [offers[arm.name] for arm in self.arms if arm.is_free]
+        self.round = _Round(plan, copies, started if self._is_typical(plan, state) else None)
+        draft = self._drafted(plan, state, noise)
+        self.round.width = draft.width
         return draft
 
     def commit(self, state: DecodeState, outcome: Outcome) -> None:
         current, self.round = self.round, None
+        payer = None
         if current is not None:
             self._learn(current, outcome)
+            payer = current.plan.payer if current.plan.width > 0 else None
         for arm in self.arms:
             arm.session.commit(state, _share(outcome, arm, current))
+            self.num_unread[arm.name] = 0 if arm is payer else self.num_unread[arm.name] + max(outcome.emitted)
 
     def keep_rows(self, places: list[int]) -> None:
         for arm in self.arms:
@@ -119,108 +158,129 @@ class ScheduledSession(DraftSession):
 
     # --- before the draft ---------------------------------------------------------------------------------
 
-    def _plan(self, state: DecodeState, limits: list[int]) -> Plan:
+    def _offers(self, arm: Arm, state: DecodeState, limits: list[int]) -> list[Offer]:
+        """What an arm would draft for every row."""
+        acceptance = self.experience.acceptance_of(arm.name)
+        limits = [min(limit, arm.longest) for limit in limits]
+        if isinstance(arm.session, CopySession):
+            copies = arm.session.copies(state, limits)
+            return [Offer(arm, acceptance.of_confidences(copy.confidences), copy.tokens) for copy in copies]
+        return [Offer(arm, acceptance.of_positions(limit)) for limit in arm.session.within_context(state, limits)]
+
+    def _plan(self, offers: dict[str, list[Offer]], state: DecodeState) -> Plan:
         """The fastest plan; now and then a trial of what has not paid for a while."""
-        free = self._free_offers(state, limits)
-        if self.is_fixed:
-            return self._fixed_plan(free, limits)
+        free: list[Offer | None] = [None] * len(state.rows)
+        for arm in self.arms:
+            if arm.is_free:
+                free = _choice(free, offers[arm.name], _better)
         plans = [self._best(free, None, state)]
         for arm in self.arms:
-            if not arm.is_free:
-                own = [self._costly_offer(arm, limit) for limit in limits]
-                mixed = [_better(held, new) for held, new in zip(free, own, strict=True)]
-                if any(offer is not None and offer.arm is arm for offer in mixed):
-                    plans.append(self._best(mixed, arm, state))
-        chosen = self._with_trials(plans, max(plans, key=lambda plan: plan.speed))
-        is_paid = chosen.payer is not None and self.experience.is_measured(chosen.payer.name, len(limits))
-        if is_paid and not self.experience.knows_plain(len(limits)):
-            return replace(chosen, width=0)  # whether it pays can only be said beside a plain round
-        return chosen
+            if not arm.is_free and any(offer.rates for offer in offers[arm.name]):
+                plans.append(self._best(self._mixed(free, offers[arm.name]), arm, state))
+        chosen = max(plans, key=lambda plan: plan.speed)
+        return self._plain_trial(chosen, state) or self._trial(plans, chosen) or chosen
 
-    def _fixed_plan(self, free: list[Offer | None], limits: list[int]) -> Plan:
+    def _mixed(self, free: list[Offer | None], own: list[Offer]) -> list[Offer | None]:
+        """The better offer of every row; all of the arm's own if copies are better everywhere."""
+        mixed = _choice(free, own, _better)
+        is_used = any(held is new for held, new in zip(mixed, own, strict=True))
+        return mixed if is_used else _choice([None] * len(own), own, _first)
+
+    def _fixed_plan(self, offers: dict[str, list[Offer]]) -> Plan:
         """As long as can be, by the first who can: the same plan for the same text, whatever was measured."""
-        payer = next((arm for arm in self.arms if not arm.is_free), None)
-        offers = free
-        if payer is not None:
-            own = (self._costly_offer(payer, limit) for limit in limits)
-            offers = [_first(held, new) for held, new in zip(free, own, strict=True)]
-        width = max((len(offer.rates) for offer in offers if offer is not None), default=0)
-        return Plan(offers, width, payer, speed=0.0)
+        chosen: list[Offer | None] = [None] * len(next(iter(offers.values())))
+        payer = None
+        for arm in self.arms:
+            if arm.is_free or payer is None:
+                chosen = _choice(chosen, offers[arm.name], _first)
+                if not arm.is_free and any(offer is not None and offer.arm is arm for offer in chosen):
+                    payer = arm
+        width = max((len(offer.rates) for offer in chosen if offer is not None), default=0)
+        return Plan(chosen, width, payer)
 
     def _best(self, offers: list[Offer | None], payer: Arm | None, state: DecodeState) -> Plan:
         """How far to draft, given who drafts."""
         survival = [offer.survival for offer in offers if offer is not None]
-        unfinished = sum(not state.finished[row] for row in state.rows)
+        num_rows, unfinished = len(state.rows), sum(not state.finished[row] for row in state.rows)
         tokens = expected_tokens(survival, unfinished, self.in_lockstep)
-        name = FREE if payer is None else payer.name
-        seconds = self.experience.seconds(name, len(state.rows))
-        width, speed = best_width(tokens, seconds)
-        if payer is not None and not self.experience.is_measured(name, len(state.rows)):
+        name, longest = (FREE, len(tokens)) if payer is None else (payer.name, payer.longest)
+        width, speed = best_width(tokens, self.experience.seconds(name, num_rows, longest))
+        if payer is not None and not self.experience.is_measured(name, num_rows):
             width = min(width, _FIRST_WIDTH)
         return Plan(offers, width, payer, speed)
 
-    def _with_trials(self, plans: list[Plan], chosen: Plan) -> Plan:
-        """The chosen plan, or one that has not been chosen for so long that it is tried again."""
+    def _plain_trial(self, chosen: Plan, state: DecodeState) -> Plan | None:
+        """A round without a draft, where that has not been measured (for a while): all else is compared with it."""
+        if chosen.width == 0 or min(state.num_emitted) == 0:
+            return None
+        experience, num_rows = self.experience, len(state.rows)
+        is_blind = experience.is_measured(chosen.name, num_rows) and not experience.is_measured(PLAIN, num_rows)
+        is_due = experience.trials_of(PLAIN).is_due()
+        return Plan(chosen.offers, width=0) if is_due or (is_blind and chosen.payer is not None) else None
+
+    def _trial(self, plans: list[Plan], chosen: Plan) -> Plan | None:
+        """A plan that has not been chosen for so long that it is tried again."""
         for plan in plans:
-            name = FREE if plan.payer is None else plan.payer.name
-            trials = self.experience.trials_of(name)
+            trials = self.experience.trials_of(FREE if plan.payer is None else plan.payer.name)
             could_draft = any(offer is not None for offer in plan.offers)
             if plan is chosen and plan.width > 0:
-                trials.was_chosen()
+                trials.paid()
             elif could_draft and trials.is_due():
-                return replace(plan, width=_TRIAL_WIDTH)
-        return chosen
+                return replace(plan, width=max(1, plan.width))
+        return None
 
-    def _free_offers(self, state: DecodeState, limits: list[int]) -> list[Offer | None]:
-        """The best copy of every row."""
-        best: list[Offer | None] = [None] * len(limits)
-        for arm in self.arms:
-            if isinstance(arm.session, CopySession):
-                acceptance = self.experience.acceptance_of(arm.name)
-                copies = arm.session.copies(state, [min(limit, arm.longest) for limit in limits])
-                offers = [Offer(arm, acceptance.of_confidences(copy.confidences), copy) for copy in copies]
-                choose = _first if self.is_fixed else _better
-                best = [choose(held, new) for held, new in zip(best, offers, strict=True)]
-        return best
-
-    def _costly_offer(self, arm: Arm, limit: int) -> Offer:
-        return Offer(arm, self.experience.acceptance_of(arm.name).of_positions(min(limit, arm.longest)))
+    def _is_typical(self, plan: Plan, state: DecodeState) -> bool:
+        """Whether the round takes as long as others like it: the prompt's pass, or reading up, says nothing."""
+        unread = self.num_unread[plan.payer.name] if plan.payer is not None and plan.width > 0 else 0
+        return min(state.num_emitted) > 0 and unread <= _MOST_UNREAD
 
     # --- the draft ----------------------------------------------------------------------------------------
 
-    def _drafted(self, plan: Plan, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
-        copies = [
-            [] if offer is None or offer.copy is None else offer.copy.tokens[: plan.width] for offer in plan.offers
-        ]
-        names = [None if offer is None else offer.arm.name for offer in plan.offers]
-        draft = Draft.of_copies(copies, state.device)
-        if plan.payer is not None and plan.width > 0:
-            own = [
-                min(limit, plan.width) if offer is not None and offer.arm is plan.payer else 0
-                for limit, offer in zip(limits, plan.offers, strict=True)
-            ]
-            draft = _merged(draft, plan.payer.session.propose(state, own, noise))
-        return replace(draft, arms=names)
+    def _drafted(self, plan: Plan, state: DecodeState, noise: RoundNoise | None) -> Draft:
+        copies = [[] if offer is None else offer.copied[: plan.width] for offer in plan.offers]
+        own = plan.own_widths
+        if plan.payer is None or not any(own):
+            draft = Draft.of_copies(copies, state.device)
+        else:
+            draft = plan.payer.session.propose(state, own, noise)
+            if any(copies):
+                draft = _merged(Draft.of_copies(copies, state.device), draft)
+        return replace(draft, arms=[None if offer is None else offer.arm.name for offer in plan.offers])
 
     # --- after the round ----------------------------------------------------------------------------------
 
     def _learn(self, current: _Round, outcome: Outcome) -> None:
         """Adds the outcome to the experience."""
-        plan = current.plan
-        if current.started is not None:
-            name = FREE if plan.payer is None or plan.width == 0 else plan.payer.name
+        plan, width = current.plan, current.width
+        if plan.payer is not None:
+            width = min(width, plan.payer.longest)
+        if current.started is not None and (width > 0 or plan.width == 0):
             seconds = time.perf_counter() - current.started
-            self.experience.record_seconds(name, len(plan.offers), current.width, seconds)
-        judged = zip(plan.offers, outcome.drafted, outcome.accepted, outcome.emitted, strict=True)
-        for offer, drafted, accepted, emitted in judged:
-            if offer is None:
-                continue
-            if offer.arm.session.may_find_nothing:
-                drafted = min(plan.width, len(offer.rates))  # as promised: what was not found counts as refused
-            for rate in offer.rates[:accepted]:
-                rate.add(True)
-            if accepted < drafted and emitted > accepted:  # refused, not cut off
-                offer.rates[accepted].add(False)
+            self.experience.record_seconds(plan.name, len(plan.offers), width, seconds)
+        for offers in current.copies:  # those that were not used, too: the text says whether they were right
+            for offer, appended, emitted in zip(offers, outcome.appended, outcome.emitted, strict=True):
+                offer.learn(_num_equal(offer.copied, appended[:emitted]), len(offer.copied), emitted)
+        judged = zip(plan.offers, plan.own_widths, outcome.accepted, outcome.emitted, strict=True)
+        for held, asked, accepted, emitted in judged:
+            if held is not None and asked > 0:
+                held.learn(accepted, asked, emitted)
+                if accepted == asked:
+                    self.experience.trials_of(held.arm.name).paid()
+
+
+def _num_equal(copied: list[int], text: list[int]) -> int:
+    """Leading tokens in which a copy and the text agree."""
+    return next(
+        (place for place, (mine, theirs) in enumerate(zip(copied, text, strict=False)) if mine != theirs),
+        min(len(copied), len(text)),
+    )
+
+
+def _choice(
+    held: list[Offer | None], new: list[Offer], choose: Callable[[Offer | None, Offer], Offer | None]
+) -> list[Offer | None]:
+    """One of two offers for every row."""
+    return [choose(mine, theirs) for mine, theirs in zip(held, new, strict=True)]
 
 
 def _first(held: Offer | None, new: Offer) -> Offer | None:
@@ -273,7 +333,9 @@ def scheduled(
     arms: list[Arm] = []
     for drafter in drafters:
         own = drafter.options
-        name = drafter.name if drafter.name not in [arm.name for arm in arms] else f"{drafter.name}-{len(arms) + 1}"
+        num_same = sum(other.name == drafter.name for other in drafters[: len(arms)])
+        name = f"{drafter.name}-{num_same + 1}" if num_same else drafter.name
         session = drafter.start(replace(context.for_arm(own), is_alone=len(drafters) == 1), state)
         arms.append(Arm(name, session, own.num_draft_tokens or drafter.default_num_draft_tokens))
-    return ScheduledSession(arms, experience, context.in_lockstep, is_fixed=not context.is_scheduled)
+    num_unread = max(len(tokens) for tokens in state.tokens)
+    return ScheduledSession(arms, experience, context.in_lockstep, not context.is_scheduled, num_unread)

@@ -52,6 +52,8 @@ class Suffix(Drafter):
     seed says the text, whatever was remembered. (Beside a drafter that draws its drafts, in `Auto`, it does so in the
     first call only: numbers that made an output must not judge its copies, so later calls derive others from the seed.)
 
+    A deep copy is the drafter itself. A pickle holds its settings, not what it remembers: see `save`.
+
     Args:
         max_tree_depth: longest tail that is matched; also the longest draft if no length is given.
         max_cached_requests: outputs to remember; 0 looks into the row's own text only.
@@ -94,7 +96,7 @@ class Suffix(Drafter):
         self.namespace = namespace
         self._fingerprint: tuple[Any, int, str] | None = None  # of the tokenizer that was seen last
         known = Vocabulary() if tokenizer is None else Vocabulary(fingerprint=self._fingerprint_of(tokenizer))
-        self.history = self.settings.new_history() if namespace is None else _shared(namespace, self.settings)
+        self.history = self._joined_memory()
         if self.history is not None:
             self.history.claim(known)
 
@@ -161,6 +163,19 @@ class Suffix(Drafter):
     def __deepcopy__(self, memo: dict[int, Any]) -> Suffix:
         # A copy of a target that holds this drafter shares it, and what it remembers.
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is remembered belongs to this process, and may be confidential: `save` writes it, pickling does not.
+        hidden = {"history": None, "_fingerprint": None}
+        return super().__getstate__() | hidden
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.history = self._joined_memory()
+
+    def _joined_memory(self) -> TokenHistory | None:
+        """The namespace's memory, or an empty one of the drafter's own."""
+        return self.settings.new_history() if self.namespace is None else _shared(self.namespace, self.settings)
 
     def _memory(self) -> TokenHistory:
         if self.history is None:
