@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup, Suffix
+from hf_specdec import Auto, DraftModel, PromptLookup, Suffix
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first_difference, summary, table
 from hf_specdec.loading import Chat, encode, load_model, load_target
 from hf_specdec.options import check_count
@@ -43,6 +43,7 @@ VARIANTS: dict[str, Builder] = {
     "host-draft-model=": lambda target, folder: {"assistant_model": load_model(folder, target.dtype, target.device)},
     "prompt-lookup": lambda target, folder: {"assistant": PromptLookup()},
     "suffix": lambda target, folder: {"assistant": Suffix()},
+    "auto": lambda target, folder: {"assistant": Auto()},
     "draft-model=": lambda target, folder: {"assistant": DraftModel(load_model(folder, target.dtype, target.device))},
 }
 
@@ -127,6 +128,9 @@ class Question:
     history: tuple[dict[str, str], ...] = ()
 
 
+_WARM_UP = Question("warm-up", "warm-up", ("Name a colour, a country and a river.",))
+
+
 def run_bench(options: BenchOptions, console: Console | None = None) -> dict[str, Any]:
     """Measures all variants and returns the whole result, ready for JSON.
 
@@ -191,12 +195,12 @@ class Bench:
         Args:
             questions: to answer.
             console: where to show progress.
-            warm_up: asked together and briefly before the clock runs, for the sake of first calls; by default the
-                first questions. Name others where a drafter must not have seen a question before it is measured.
+            warm_up: asked together and briefly before the clock runs, for the sake of first calls; by default a
+                question of our own, since drafters remember what they have seen.
         """
         groups = list(_grouped(questions, self.options.batch_size))
         for name in self.variants:
-            self.ask(name, warm_up or groups[0], _WARM_UP_TOKENS, "first")
+            self.ask(name, warm_up or [_WARM_UP] * len(groups[0]), _WARM_UP_TOKENS, "first")
         batches = []
         with _progress(console) as progress:
             bar = progress.add_task("", total=len(groups) * len(self.variants))
