@@ -401,10 +401,10 @@ def test_a_session_is_told_only_of_its_own_drafts(monkeypatch):
         def commit(self, state, outcome):
             seen.append((outcome.drafted, outcome.accepted, list(map(len, outcome.appended))))
 
-    world = World(monkeypatch, num_rows=2)
+    world = World(monkeypatch, num_rows=3)
     world.start(copies=Copies(world, always, rows=[0]), small=Told(world, 0.05, always))
     world.run(100)
-    assert seen.count(([0, SPAN], [0, SPAN], [21, SPAN + 1])) >= 80
+    assert seen.count(([0, SPAN, SPAN], [0, SPAN, SPAN], [21, SPAN + 1, SPAN + 1])) >= 80
 
 
 def test_one_row_of_eight_that_can_draft(monkeypatch):
