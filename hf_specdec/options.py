@@ -34,8 +34,8 @@ class SpeculationOptions:
             the choice changes nothing.
         seed: makes sampling reproducible; without it the seed is drawn from torch's global generator. The text of a
             drafter that copies (prompt lookup, suffixes) is then the same whatever it drafts. Of one that draws its
-            drafts it depends on their lengths, so a call with a seed does not fit them to measured seconds;
-            verification="coupled" gives both.
+            drafts it depends on their lengths: a call with a seed fixes them, one without takes random numbers that no
+            seed repeats (not that of `torch.manual_seed` either); verification="coupled" gives both.
         generator: a `torch.Generator` to draw the seed from instead. Not together with `seed`.
 
     Raises:
