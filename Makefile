@@ -12,11 +12,11 @@ demo: .venv/.demo
 	$(BIN)/hf-specdec demo $(ARGS)
 
 test: .venv/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 # The oldest supported Transformers, in an environment that borrows everything else from the first.
 test-oldest: .venv-oldest/.ready
-	.venv-oldest/bin/python -m pytest $(ARGS)
+	.venv-oldest/bin/python -m pytest -n auto $(ARGS)
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

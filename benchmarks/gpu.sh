@@ -13,5 +13,6 @@ python -m pytest -m gpu -o addopts="-q --strict-markers" | tee "$OUT/tests.txt"
 if [ $# -ge 1 ]; then
     model=${MODEL:-$(python -c 'from hf_specdec.demo_model import demo_model_path; print(demo_model_path(progress=False))')}
     python -m hf_specdec.cli bench --target "$model" --device cuda --dtype bfloat16 --questions "$1" \
-        --limit 1 --max-new-tokens 128 --variants plain,host-prompt-lookup,prompt-lookup --output "$OUT/bench.json"
+        --limit 1 --max-new-tokens 128 --variants plain,host-prompt-lookup,prompt-lookup,auto --output "$OUT/bench.json"
+    python benchmarks/compiled.py --target "$model" --max-new-tokens 64 --output "$OUT/compiled.json"
 fi

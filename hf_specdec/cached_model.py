@@ -27,6 +27,14 @@ class CompiledPasses:
     call: Callable
     widths: tuple[int, ...]
 
+    def widest(self, room: int) -> int:
+        """The widest pass for which there is room, at least 1."""
+        return max(width for width in self.widths if width <= max(1, room))
+
+    def narrowest(self, num_tokens: int) -> int:
+        """The narrowest pass that takes so many tokens."""
+        return min(width for width in self.widths if width >= num_tokens)
+
 
 class CachedModel:
     """A model together with its cache, the mask over the cache's slots, and positions.
@@ -48,6 +56,7 @@ class CachedModel:
         num_slots: slots in the cache.
         num_tokens: tokens of every row in the cache; its other slots are padding and holes.
         num_committed: how many of them are not provisional.
+        padding: masked slots in front of every row's first token when the prompt had been read.
         mask: which slots hold a token of their row, shape (A, num_slots); `None` where all are known to.
         next_positions: position id of every row's next token, shape (..., A); `None` for a model that
             takes none.
@@ -72,6 +81,7 @@ class CachedModel:
         self.num_slots = 0
         self.num_tokens = [0] * num_rows
         self.num_committed = [0] * num_rows
+        self.padding = [0] * num_rows
         self.mask: Tensor | None = None
         self.next_positions: Tensor | None = None
         if host.accepts_position_ids(model):
@@ -85,13 +95,22 @@ class CachedModel:
             num_provisional: how many of its last tokens a commit may still drop.
             mask: over all slots, shape (A, S), or `None` without padding.
             positions: position ids of the pass, shape (..., A or 1, P); `None` if the model takes none.
+
+        Raises:
+            ValueError: if the mask does not cover what the model has put into the cache.
         """
         num_rows = len(self.num_tokens)
         self.cache = cache
         self.num_slots = host.num_slots(cache)
+        if mask is not None and mask.shape[1] < self.num_slots:
+            raise ValueError(
+                f"The model put {self.num_slots} entries into its cache for {mask.shape[1]} tokens of the prompt, so "
+                "rows cannot be told apart. Generate one row at a time without padding, or set assistant=False."
+            )
         self.mask = None if mask is None else mask.long()[:, : self.num_slots]
         self.num_tokens = [self.num_slots] * num_rows if self.mask is None else self.mask.sum(dim=1).tolist()
         self.num_committed = [count - num_provisional for count in self.num_tokens]
+        self.padding = [self.num_slots - count for count in self.num_tokens]
         self.next_positions = None
         if positions is not None:
             self.next_positions = positions[..., -1].expand(*positions.shape[:-2], num_rows) + 1
@@ -166,23 +185,20 @@ class CachedModel:
             self.next_positions = self.next_positions[..., index]
         self._compact_when_sparse()
 
-    def restore_layout(self, padding: list[int]) -> None:
+    def restore_layout(self) -> None:
         """Lays every row out from the left, as plain `generate` leaves it: its padding, then its tokens.
 
         Behind a row that ended before the others, slots are masked. A cache that cannot be rearranged has never
         been, so it is left alone.
-
-        Args:
-            padding: masked slots in front of every row's first token.
         """
-        is_as_left = self.mask is None and not any(padding)
+        is_as_left = self.mask is None and not any(self.padding)
         if is_as_left or not host.can_be_ragged(self.cache):
             return
-        num_slots = max(p + n for p, n in zip(padding, self.num_tokens, strict=True))
+        num_slots = max(p + n for p, n in zip(self.padding, self.num_tokens, strict=True))
         if self.mask is None:  # compacted, padding and all
-            self.mask = torch.ones(len(padding), self.num_slots, dtype=torch.long, device=self.device)
-        counts = torch.tensor(self.num_tokens, device=self.device)[:, None]
-        rank = torch.arange(num_slots, device=self.device) - torch.tensor(padding, device=self.device)[:, None]
+            self.mask = torch.ones(len(self.padding), self.num_slots, dtype=torch.long, device=self.device)
+        counts, padding = (torch.tensor(n, device=self.device)[:, None] for n in (self.num_tokens, self.padding))
+        rank = torch.arange(num_slots, device=self.device) - padding
         order = torch.argsort(self.mask, dim=1, stable=True)  # the row's tokens come last
         source = order.gather(1, (self.num_slots - counts + rank).clamp(0, self.num_slots - 1))
         self._arrange(source, ((rank >= 0) & (rank < counts)).long())

@@ -211,3 +211,7 @@ def _quiet_host() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,8 +16,9 @@ from transformers.utils import logging
 
 from hf_specdec import host
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
-from hf_specdec.loop import Request, SpeculativeLoop
+from hf_specdec.loop import SpeculativeLoop
 from hf_specdec.options import OPTION_NAMES, SpeculationOptions, take_options
+from hf_specdec.request import Request
 from hf_specdec.stats import SpecStats
 
 logger = logging.get_logger(__name__)

@@ -3,73 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.accept import Draft
-from hf_specdec.cached_model import CachedModel, CompiledPasses
+from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession, checked
 from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.judge import Judge
 from hf_specdec.noise import Noise, RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.recording import Recorder
+from hf_specdec.request import Request
+from hf_specdec.room import Room
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stats import SpecStats
 from hf_specdec.stopping import Stopping
 from hf_specdec.streaming import Stream
-from hf_specdec.verify import TargetPass, run_target
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the host hands to a decoding method.
-
-    Attributes:
-        input_ids: prompts, padded on the left, shape (B, P).
-        processors: all logits processors, in order.
-        criteria: all stopping criteria.
-        config: the generation config, special tokens prepared.
-        arguments: arguments of the model's forward pass, the cache among them.
-        encoder_inputs: what an encoder-decoder model's encoder read, before it was repeated for several samples.
-    """
-
-    input_ids: Tensor
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    config: GenerationConfig
-    arguments: dict[str, Any]
-    encoder_inputs: Tensor | None = None
-
-    @property
-    def cache(self) -> Any:
-        """The cache the host prepared or the user passed."""
-        return self.arguments.get(host.CACHE_NAME)
-
-    @property
-    def max_length(self) -> int:
-        """Tokens a row may come to, embedded ones included."""
-        embedded = self.arguments.get("inputs_embeds")
-        return self.config.max_length + (0 if embedded is None else embedded.shape[1])
-
-    def with_room(self, model: PreTrainedModel, num_draft_tokens: int) -> Request:
-        """The request with a cache in which drafts have room."""
-        cache = host.with_room(model, self.cache, self.max_length, num_draft_tokens + 1)
-        return replace(self, arguments=self.arguments | {host.CACHE_NAME: cache})
-
-    def compiled_passes(self, model: PreTrainedModel, num_draft_tokens: int) -> CompiledPasses | None:
-        """The target's compiled pass, where plain `generate` would compile: plain steps, short and full drafts."""
-        call = host.compiled_call(model, self.config, self.cache)
-        if call is None:
-            return None
-        short = num_draft_tokens // 4
-        return CompiledPasses(call, tuple(sorted({1, short + 1, num_draft_tokens + 1})))
+from hf_specdec.verify import run_prompt, run_target
 
 
 class SpeculativeLoop:
@@ -100,11 +54,11 @@ class SpeculativeLoop:
         mask = host.decoder_mask(model, request.arguments)
         self.state = DecodeState(request.input_ids, mask, host.fill_id(config))
         self.vocabulary = host.vocabulary_size(model)
-        self.num_draft_tokens = options.num_draft_tokens or drafter.default_num_draft_tokens
-        self.request = request = request.with_room(model, self.num_draft_tokens)
+        longest = options.num_draft_tokens or drafter.default_num_draft_tokens
+        self.request = request = request.with_room(model, longest)
         host.refuse_cache(request.cache, is_filled=False)
         if is_synced:
-            _refuse_full_cache(request)
+            request.refuse_full_cache()
         host.refuse_rope(model, self.state.prompt_length, config.max_length, num_rows)
         self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
         self.recorder = Recorder(config, num_rows, model.config.is_encoder_decoder)
@@ -118,8 +72,10 @@ class SpeculativeLoop:
             host.after_prompt(model, request.arguments),
             num_rows,
             self.state.device,
-            compiled=request.compiled_passes(model, self.num_draft_tokens),
+            compiled=request.compiled_passes(model, longest),
         )
+        takes_draft = host.prompt_takes_draft(config, request.arguments, request.input_ids)
+        self.room = Room(self.target, self.state, self.stopping, longest, takes_draft)
         self.is_drawn = self.do_sample and any(arm.draws for arm in drafter.arms)
         self.is_scheduled = options.is_scheduled(self.is_drawn)
         self.session = self._new_session(options)
@@ -144,13 +100,13 @@ class SpeculativeLoop:
         """One round, for all rows that have not ended."""
         is_first = self.target.num_slots == 0
         with self.stats.phase("draft"):
-            limits = self._limits(is_first)
-            width = self._pass_width(max(limits), is_first)
-            noise = self._round_noise(width)
+            limits = self.room.limits(is_first)
+            noise = self._round_noise(self.room.width(max(limits), is_first))
             draft = self._draft(limits, noise)
-            draft = draft.widened(self._pass_width(draft.width, is_first))
+            draft = draft.widened(self.room.width(draft.width, is_first))
         with self.stats.phase("prefill" if is_first else "verify"):
-            target_pass = self._prefill(draft) if is_first else run_target(self.target, self.state, draft)
+            run = run_prompt if is_first else run_target
+            target_pass = run(self.target, self.state, self.request, draft)
         with self.stats.phase("accept"):
             judge = self.judge.step_by_step if self.in_lockstep else self.judge.all_at_once
             outcome = judge(self.state, draft, target_pass, noise)
@@ -228,26 +184,6 @@ class SpeculativeLoop:
             can_be_ragged = can_be_ragged and self.state.is_left_padded
         return not (can_be_ragged and self.stopping.is_rowwise)
 
-    def _limits(self, is_first: bool) -> list[int]:
-        """Most tokens every row may draft, so that the target's own token still has room behind them."""
-        state, request = self.state, self.request
-        if is_first and not host.prompt_takes_draft(request.config, request.arguments, request.input_ids):
-            return [0] * len(state.rows)
-        num_pending = state.prompt_length if is_first else 1
-        # The pass is as wide as the widest draft, so that much room every row must have.
-        room = min(self.target.room()) - num_pending
-        widest = max(0, min(self.num_draft_tokens, room))
-        if self.target.compiled is not None and not is_first:
-            widest = max(width - 1 for width in self.target.compiled.widths if width == 1 or width - 1 <= room)
-        until_end = [0 if state.finished[row] else self.stopping.max_length - state.lengths[row] for row in state.rows]
-        return [min(widest, max(0, tokens - 1)) for tokens in until_end]
-
-    def _pass_width(self, num_drafted: int, is_first: bool) -> int:
-        """Drafted tokens the round's pass has room for: compiled passes come in few widths."""
-        if self.target.compiled is None or is_first:
-            return num_drafted
-        return min(width - 1 for width in self.target.compiled.widths if width > num_drafted)
-
     def _round_noise(self, width: int) -> RoundNoise | None:
         if self.noise is None:
             return None
@@ -257,26 +193,6 @@ class SpeculativeLoop:
         if max(limits) == 0:
             return Draft.empty(len(limits), self.state.device)
         return checked(self.session.propose(self.state, limits, noise), limits, self.vocabulary)
-
-    def _prefill(self, draft: Draft) -> TargetPass:
-        """The prompt's pass, made by the host; a draft may ride behind the prompt."""
-        request, num_positions = self.request, draft.width + 1
-        arguments = host.behind_prompt(self.model, request.arguments, draft.width)
-        tokens = torch.cat([request.input_ids, draft.tokens], dim=1)
-        outputs = host.prefill(self.model, tokens, request.config, arguments)
-        cache = host.cache_of(outputs)
-        host.refuse_cache(cache, is_filled=True)
-        host.start_recording(cache)
-        mask = host.decoder_mask(self.model, arguments)
-        self.target.start(cache, num_positions, mask, arguments.get("position_ids"))
-        if mask is not None and mask.shape[1] < self.target.num_slots:
-            raise ValueError(
-                f"The model put {self.target.num_slots} entries into its cache for {mask.shape[1]} tokens of the "
-                "prompt, so rows cannot be told apart. Generate one row at a time without padding, or set "
-                "assistant=False."
-            )
-        self.padding = [self.target.num_slots - count for count in self.target.num_tokens]
-        return TargetPass(outputs, num_positions, self.state.device)
 
     def _record(self, draft: Draft, outcome: Outcome) -> None:
         self.stats.target_passes += 1
@@ -298,7 +214,7 @@ class SpeculativeLoop:
     def _complete_cache(self) -> None:
         """Leaves the cache as plain `generate` does: rows from the left, only the longest one's last token unread."""
         if not self.in_lockstep:
-            self.target.restore_layout(self.padding)
+            self.target.restore_layout()
         host.stop_recording(self.target.cache)
 
     def _abandon_cache(self) -> None:
@@ -308,7 +224,7 @@ class SpeculativeLoop:
         self.target.forget_interrupted_pass()
         if self.target.has_provisional:
             self.target.commit([0 if self.state.finished[row] else 1 for row in self.state.rows])
-        self.target.restore_layout(self.padding)
+        self.target.restore_layout()
         host.stop_recording(self.target.cache)
 
     def _output(self) -> Any:
@@ -322,13 +238,3 @@ class SpeculativeLoop:
         )
         output.stats = self.stats
         return output
-
-
-def _refuse_full_cache(request: Request) -> None:
-    """Raises `ValueError` if a process could not make another pass when its own rows have ended."""
-    slots = host.capacity(request.cache)
-    if slots is not None and slots < request.max_length:
-        raise ValueError(
-            "Under synced_gpus=True a process whose texts have ended makes passes with the others, and the fixed cache "
-            f"of {slots} slots is full by then. Give it {request.max_length} slots, or use the default cache."
-        )

@@ -9,6 +9,7 @@ import torch
 from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
+from hf_specdec.request import Request
 from hf_specdec.state import DecodeState
 
 
@@ -33,8 +34,21 @@ class TargetPass:
         self.prompt_hidden_states = states and tuple(layer[:, : layer.shape[1] - num_positions + 1] for layer in states)
 
 
-def run_target(target: CachedModel, state: DecodeState, draft: Draft) -> TargetPass:
+def run_target(target: CachedModel, state: DecodeState, request: Request, draft: Draft) -> TargetPass:
     """Runs the target over [last token, draft] of every riding row."""
     tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
     outputs = target.read(tokens, num_logits=draft.width + 1)
+    return TargetPass(outputs, draft.width + 1, state.device)
+
+
+def run_prompt(target: CachedModel, state: DecodeState, request: Request, draft: Draft) -> TargetPass:
+    """The first pass, over [prompt, draft]: the host makes it, as it would for plain `generate`."""
+    arguments = host.behind_prompt(target.model, request.arguments, draft.width)
+    tokens = torch.cat([request.input_ids, draft.tokens], dim=1)
+    outputs = host.prefill(target.model, tokens, request.config, arguments)
+    cache = host.cache_of(outputs)
+    host.refuse_cache(cache, is_filled=True)
+    host.start_recording(cache)
+    mask = host.decoder_mask(target.model, arguments)
+    target.start(cache, draft.width + 1, mask, arguments.get("position_ids"))
     return TargetPass(outputs, draft.width + 1, state.device)

@@ -13,9 +13,9 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LAYERS = [
     ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history"],
     ["host"],
-    ["state", "cached_model"],
+    ["state", "cached_model", "request"],
     ["verify", "scorer"],
-    ["stopping", "streaming", "recording"],
+    ["stopping", "streaming", "recording", "room"],
     ["judge"],
     ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
     ["drafters.encoder_decoder", "drafters.draft_model"],
