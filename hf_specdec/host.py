@@ -610,20 +610,22 @@ def encode(model: Any, inputs: Tensor, mask: Tensor | None, num_rows: int) -> An
         num_rows: B.
     """
     encoder, repeats = model.get_encoder(), num_rows // len(inputs)
+    inputs = inputs.to(device_of(model) or inputs.device)
     arguments = {encoder.main_input_name: inputs.to(model.dtype) if inputs.is_floating_point() else inputs}
     if mask is not None and "attention_mask" in inspect.signature(encoder.forward).parameters:
-        arguments["attention_mask"] = mask[::repeats]
+        arguments["attention_mask"] = mask[::repeats].to(inputs.device)
     outputs = encoder(**arguments, return_dict=True)
     _, expanded = model._expand_inputs_for_generation(repeats, is_encoder_decoder=True, encoder_outputs=outputs)
     return expanded["encoder_outputs"]
 
 
-def encoder_outputs_of(kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """What the target's encoder said, for a decoder that may compute in another dtype."""
+def encoder_outputs_of(kwargs: dict[str, Any], model: Any) -> Any:
+    """What the target's encoder said, for a decoder that may sit elsewhere and compute in another dtype."""
     outputs = kwargs["encoder_outputs"]
-    if outputs[0].dtype != dtype:
+    states = outputs[0].to(device=device_of(model) or outputs[0].device, dtype=model.dtype)
+    if states is not outputs[0]:
         outputs = copy.copy(outputs)
-        outputs["last_hidden_state"] = outputs["last_hidden_state"].to(dtype)
+        outputs["last_hidden_state"] = states
     return outputs
 
 
@@ -631,7 +633,7 @@ def encoder_arguments(model: Any, outputs: Any, mask: Tensor | None) -> dict[str
     """Arguments with which a decoder attends to an encoder; a bare decoder takes no mask over it."""
     arguments = {"encoder_outputs": outputs}
     if mask is not None and model.config.is_encoder_decoder:
-        arguments["attention_mask"] = mask
+        arguments["attention_mask"] = mask.to(outputs[0].device)
     return arguments
 
 

@@ -12,6 +12,7 @@ from hf_specdec import DraftModel, host
 from hf_specdec.scorer import Scorer
 from tests.models import jittered, prompts, tiny
 from tests.second_device import NAME, SecondDevice
+from tests.test_encoder_decoder import built, t5
 
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": [2, 7, 11], "pad_token_id": 0}
 SAMPLED = GREEDY | {"do_sample": True, "seed": 3}
@@ -55,6 +56,19 @@ def test_every_cache_of_a_drafter_on_another_device(family):
         ours = target.generate(ids, assistant=device.take(jittered(target)), num_draft_tokens=3, **kwargs)
     assert torch.equal(plain, ours)
     assert hf_specdec.last_stats(target).accepted > 0
+
+
+@pytest.mark.parametrize("shares_encoder", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_an_encoder_decoder_drafter_on_another_device(num_rows, shares_encoder):
+    target = hf_specdec.enable(built(t5))
+    ids, mask = prompts(num_rows)
+    kwargs = GREEDY | {"attention_mask": mask}
+    plain = target.generate(ids, **kwargs)
+    with torch.no_grad(), SecondDevice() as device:
+        drafter = DraftModel(device.take(jittered(target)), shares_encoder=shares_encoder)
+        assert torch.equal(target.generate(ids, assistant=drafter, **kwargs), plain)
+    assert drafter.stats.accepted > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral4", "gemma3"])

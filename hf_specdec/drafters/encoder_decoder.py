@@ -73,7 +73,7 @@ def encoder_arguments(model: PreTrainedModel, context: DraftContext, wanted: boo
     """
     given, mask = context.arguments, context.arguments.get("attention_mask")
     if shares_encoder(model, context.target, wanted):
-        return host.encoder_arguments(model, host.encoder_outputs_of(given, model.dtype), mask)
+        return host.encoder_arguments(model, host.encoder_outputs_of(given, model), mask)
     inputs = context.encoder_inputs
     if inputs is None or not host.is_raw_input(context.target, inputs):
         raise ValueError(
