@@ -43,7 +43,7 @@ class CachedModel:
     provisional. All bookkeeping is in integers on the host, so that it never waits for a device.
 
     Args:
-        model: a decoder-only model.
+        model: a model with a decoder.
         cache: its cache, empty or about to be described by `start`.
         arguments: further model arguments of every pass.
         num_rows: A, the rows of the cache.
@@ -51,6 +51,8 @@ class CachedModel:
         position_limit: positions are clamped below it; for drafters whose context is shorter than the
             target's, where some rows may run past it without being used.
         compiled: the model's compiled pass and its widths; passes of other widths run uncompiled.
+        may_rearrange: whether slots may move to close holes. A single row and rows in lockstep have no holes but the
+            user's own, which must stay.
 
     Attributes:
         num_slots: slots in the cache.
@@ -71,6 +73,7 @@ class CachedModel:
         device: torch.device,
         position_limit: int | None = None,
         compiled: CompiledPasses | None = None,
+        may_rearrange: bool = True,
     ):
         self.model = model
         self.cache = cache
@@ -78,6 +81,7 @@ class CachedModel:
         self.device = device
         self.position_limit = position_limit
         self.compiled = compiled
+        self.may_rearrange = may_rearrange
         self.num_slots = 0
         self.num_tokens = [0] * num_rows
         self.num_committed = [0] * num_rows
@@ -123,8 +127,11 @@ class CachedModel:
     def room(self) -> list[int]:
         """Tokens every row can still read: slots of a fixed cache, positions the model was built for."""
         slots = (host.capacity(self.cache) or _NO_LIMIT) - self.num_slots
-        limits = [host.position_limit(self.model, count) or _NO_LIMIT for count in self.num_tokens]
-        return [min(slots, limit - count) for limit, count in zip(limits, self.num_tokens, strict=True)]
+        counts = self.num_tokens
+        if self.next_positions is None:  # a model that counts by itself counts slots, padding and all
+            counts = [self.num_slots] * len(counts)
+        limits = [host.position_limit(self.model, count) or _NO_LIMIT for count in counts]
+        return [min(slots, limit - count) for limit, count in zip(limits, counts, strict=True)]
 
     def read(self, tokens: Tensor, widths: list[int] | None = None, num_logits: int = 1) -> Any:
         """Runs the model over new tokens, appending one slot for each column.
@@ -188,11 +195,11 @@ class CachedModel:
     def restore_layout(self) -> None:
         """Lays every row out from the left, as plain `generate` leaves it: its padding, then its tokens.
 
-        Behind a row that ended before the others, slots are masked. A cache that cannot be rearranged has never
-        been, so it is left alone.
+        Behind a row that ended before the others, slots are masked. A cache that may not or cannot be rearranged has
+        never been, so it is left alone.
         """
         is_as_left = self.mask is None and not any(self.padding)
-        if is_as_left or not host.can_be_ragged(self.cache):
+        if is_as_left or not self.may_rearrange or not host.can_be_ragged(self.cache):
             return
         num_slots = max(p + n for p, n in zip(self.padding, self.num_tokens, strict=True))
         if self.mask is None:  # compacted, padding and all
@@ -251,7 +258,7 @@ class CachedModel:
     def _compact_when_sparse(self) -> None:
         freed = self.num_slots - max(self.num_tokens)
         tolerated = 0 if host.is_fixed(self.cache) else _MAX_WASTE * self.num_slots  # a fixed cache would overflow
-        if freed > tolerated and host.can_be_ragged(self.cache):
+        if self.may_rearrange and freed > tolerated and host.can_be_ragged(self.cache):
             self._compact()
 
     def _compact(self) -> None:

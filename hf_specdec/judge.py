@@ -117,10 +117,7 @@ class Judge:
         law, finals = scores.softmax(dim=-1), noise.finals[:, offset]
         if draft.probs is None:
             return accept.one_match(draft, accept.sample(law, finals))
-        coins = (
-            noise.coins[:, offset] if offset < noise.coins.shape[1] else finals
-        )  # behind the draft nothing is judged
-        verdict = accept.one_step(draft, law, coins, finals)
+        verdict = accept.one_step(draft, law, noise.coins[:, offset], finals)
         if draft.drawn is None:
             return verdict
         return verdict.where(draft.drawn, accept.one_match(draft, accept.sample(law, finals)))

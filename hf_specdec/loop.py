@@ -59,12 +59,12 @@ class SpeculativeLoop:
         host.refuse_cache(request.cache, is_filled=False)
         if is_synced:
             request.refuse_full_cache()
-        host.refuse_rope(model, self.state.prompt_length, config.max_length, num_rows)
+        host.refuse_rope(model, request.prompt_length, request.max_length, num_rows)
         self.scorer, self.stopping = Scorer(request.processors), Stopping(request.criteria)
         self.recorder = Recorder(config, num_rows, model.config.is_encoder_decoder)
         self.judge = Judge(self.do_sample, options.rule, self.scorer, self.stopping, self.recorder)
-        self.in_lockstep = self._needs_lockstep()
         self.returns_cache = host.cache_wanted(config, request.cache)
+        self.in_lockstep = self._needs_lockstep()
         self.has_read_ends = self.in_lockstep  # lockstep has read as far as plain does
         self.target = CachedModel(
             model,
@@ -73,6 +73,7 @@ class SpeculativeLoop:
             num_rows,
             self.state.device,
             compiled=request.compiled_passes(model, longest),
+            may_rearrange=num_rows > 1 and not self.in_lockstep,
         )
         takes_draft = host.prompt_takes_draft(config, request.arguments, request.input_ids)
         self.room = Room(self.target, self.state, self.stopping, longest, takes_draft)
@@ -130,6 +131,7 @@ class SpeculativeLoop:
             compilation=Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
             in_lockstep=self.in_lockstep,
             is_scheduled=self.is_scheduled,
+            num_draft_tokens=options.num_draft_tokens,
             arguments=self.request.arguments,
             encoder_inputs=self.request.encoder_inputs,
         )
@@ -179,8 +181,8 @@ class SpeculativeLoop:
             return False
         attends_anywhere = host.accepts_position_ids(self.model) and host.attends_by_mask(self.model)
         can_be_ragged = attends_anywhere and host.can_be_ragged(self.request.cache)
-        if host.counts_slots(self.model, self.request.cache):
-            # Closing holes would close those of the user's own mask too, which windows count.
+        if self.returns_cache or host.counts_slots(self.model, self.request.cache):
+            # Closing holes would close those of the user's own mask too, which windows count and owners look for.
             can_be_ragged = can_be_ragged and self.state.is_left_padded
         return not (can_be_ragged and self.stopping.is_rowwise)
 
@@ -213,8 +215,7 @@ class SpeculativeLoop:
 
     def _complete_cache(self) -> None:
         """Leaves the cache as plain `generate` does: rows from the left, only the longest one's last token unread."""
-        if not self.in_lockstep:
-            self.target.restore_layout()
+        self.target.restore_layout()
         host.stop_recording(self.target.cache)
 
     def _abandon_cache(self) -> None:

@@ -38,6 +38,12 @@ class Request:
         return self.arguments.get(host.CACHE_NAME)
 
     @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompts, embedded ones and padding included."""
+        embedded = self.arguments.get("inputs_embeds")
+        return self.input_ids.shape[1] if embedded is None else max(self.input_ids.shape[1], embedded.shape[1])
+
+    @property
     def max_length(self) -> int:
         """Tokens a row may come to, embedded ones included."""
         embedded = self.arguments.get("inputs_embeds")

@@ -55,7 +55,7 @@ class DecodeState:
         num_rows, self.prompt_length = input_ids.shape
         self.sequences = torch.nn.functional.pad(input_ids.long(), (0, 64), value=fill)
         self.fill = fill
-        self.is_left_padded = attention_mask is None or not bool((attention_mask.diff(dim=1) < 0).any())
+        self.is_left_padded = attention_mask is None or not bool((attention_mask.long().diff(dim=1) < 0).any())
         self.lengths = [self.prompt_length] * num_rows
         self.prompt_mask = _prompt_mask(input_ids, attention_mask)
         self.tokens = _without_padding(input_ids, self.prompt_mask)

@@ -26,7 +26,7 @@ class Auto(Drafter):
 
     Args:
         drafters: drafters or smaller models; by default a `Suffix` of its own and a `PromptLookup`.
-        num_draft_tokens: longest draft of any of them; none drafts more than it would alone.
+        num_draft_tokens: longest draft of those that name no length of their own.
 
     Raises:
         ValueError: if one of them is no drafter, or the list is empty.

@@ -46,6 +46,7 @@ class DraftContext:
         in_lockstep: whether all rows gain the same number of tokens in every round, those of the row that is refused
             first.
         is_scheduled: whether draft lengths follow the measured record.
+        num_draft_tokens: the fixed length, if the call names one.
         is_alone: whether no other drafter drafts in this call.
         arguments: of the target's forward passes; an encoder's outputs and its mask are among them.
         encoder_inputs: what the target's encoder read, shape (B / n, ...) where n samples share an input;
@@ -59,6 +60,7 @@ class DraftContext:
     compilation: Compilation | None = None
     in_lockstep: bool = False
     is_scheduled: bool = False
+    num_draft_tokens: int | None = None
     is_alone: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
     encoder_inputs: Tensor | None = None
@@ -139,7 +141,7 @@ class Drafter(ABC):
         default_num_draft_tokens: longest draft when neither the drafter nor the call says one.
         draws: whether it draws its drafts from a law when the call samples.
         options: the options given to the drafter itself; those of a call override them.
-        stats: counts and seconds of all its calls.
+        stats: counts and seconds of the calls whose assistant it was; of an arm of `Auto`, see the calls' own.
     """
 
     name: ClassVar[str]

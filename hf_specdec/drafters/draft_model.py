@@ -192,7 +192,7 @@ class _DraftModelSession(DraftSession):
         widths = [len(row) for row in rows]
         padded = [[0] * (max(widths) - len(row)) + row for row in rows]
         # Ids behind the drafter's own vocabulary (a padded target may emit them) are read as its last one.
-        tokens = torch.tensor(padded, device=self.device).clamp(max=self.num_embeddings - 1)
+        tokens = torch.tensor(padded, device=self.device).clamp(0, self.num_embeddings - 1)
         return self.reader.read(tokens, widths=widths).logits[:, -1]
 
     def _draw(

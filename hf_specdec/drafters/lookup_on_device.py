@@ -91,10 +91,11 @@ class DeviceLookupSession(DraftSession):
     Args:
         lookup: how.
         state: of the call.
+        vocabulary: ids from here on stand for images and the like and are never copied.
     """
 
-    def __init__(self, lookup: TensorLookup, state: DecodeState):
-        self.lookup = lookup
+    def __init__(self, lookup: TensorLookup, state: DecodeState, vocabulary: int):
+        self.lookup, self.vocabulary = lookup, vocabulary
         self.firsts, self.prompts = _without_padding(state)
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -105,6 +106,7 @@ class DeviceLookupSession(DraftSession):
         text = state.sequences[:, :longest].index_select(0, rows)
         if self.prompts is not None:
             text[:, : self.prompts.shape[1]] = self.prompts.index_select(0, rows)
+        text = text.masked_fill(text >= self.vocabulary, _GAP)
         return self.lookup.draft(text, self.firsts.index_select(0, rows), ends, allowed, width)
 
 

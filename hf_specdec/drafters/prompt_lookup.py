@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hf_specdec.chains import BULK, ChainedTokens, ChainTable, votes
+from hf_specdec import host
+from hf_specdec.chains import BULK, GAP, ChainedTokens, ChainTable, votes
 from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.lookup_on_device import DeviceLookupSession, TensorLookup
 from hf_specdec.options import SpeculationOptions, check_count
@@ -16,6 +17,7 @@ _ROWS_FOR_DEVICE = 16
 PREFERENCES = ("earliest", "newest", "frequent")
 # With more matches than this, only the newest vote: a longer list costs time and changes nothing.
 _MOST_VOTERS = 64
+_NO_LIMIT = 2**62
 
 
 class PromptLookup(Drafter):
@@ -71,13 +73,14 @@ class PromptLookup(Drafter):
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call: on the host with an empty index for every row."""
         settings = self.min_ngram, self.max_ngram, self.prefer, None if context.is_scheduled else self.tokens_per_match
+        vocabulary = host.vocabulary_size(context.target)
         is_on_device = self.on_device
         if is_on_device is None:
             is_large = len(state.rows) >= _ROWS_FOR_DEVICE
             is_on_device = context.is_alone and is_large and state.device.type != "cpu"
         if is_on_device:
-            return DeviceLookupSession(TensorLookup(*settings, most_voters=_MOST_VOTERS), state)
-        return _LookupSession([NgramIndex(*settings) for _ in state.rows])
+            return DeviceLookupSession(TensorLookup(*settings, most_voters=_MOST_VOTERS), state, vocabulary)
+        return _LookupSession([NgramIndex(*settings, vocabulary) for _ in state.rows])
 
 
 class _LookupSession(CopySession):
@@ -103,9 +106,18 @@ class NgramIndex:
         max_ngram: largest n.
         prefer: see `PromptLookup`.
         tokens_per_match: see `PromptLookup`.
+        vocabulary: ids from here on stand for images and the like and are never copied; `None` for no limit.
     """
 
-    def __init__(self, min_ngram: int, max_ngram: int, prefer: str, tokens_per_match: int | None = None):
+    def __init__(
+        self,
+        min_ngram: int,
+        max_ngram: int,
+        prefer: str,
+        tokens_per_match: int | None = None,
+        vocabulary: int | None = None,
+    ):
+        self.vocabulary = vocabulary or _NO_LIMIT
         self.prefer = prefer
         self.tokens_per_match = tokens_per_match
         sizes = range(max_ngram, min_ngram - 1, -1)
@@ -138,6 +150,8 @@ class NgramIndex:
         """Adds what the text has gained since the last call."""
         new = text[self.num_read :]
         self.num_read += len(new)
+        if new and max(new) >= self.vocabulary:
+            new = [token if token < self.vocabulary else GAP for token in new]
         self.text.append(new if len(new) < BULK else np.array(new))
 
     def _voters(self, table: ChainTable, tail: list[int]) -> list[int]:

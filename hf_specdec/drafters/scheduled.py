@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -129,7 +130,7 @@ class ScheduledSession(DraftSession):
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
         self.num_unread = {arm.name: num_unread for arm in arms}
-        self.noise_stream = max(arm.session.noise_stream for arm in arms)
+        self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
         self.round: _Round | None = None
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -268,6 +269,14 @@ class ScheduledSession(DraftSession):
                     self.experience.trials_of(held.arm.name).paid()
 
 
+def _joint_stream(streams: list[int]) -> int:
+    """A stream of random numbers that none of the arms' memories has met: their own, if only one has any."""
+    met = [stream for stream in streams if stream > 0]
+    if len(met) < 2:
+        return sum(met)
+    return int.from_bytes(hashlib.sha256(repr(streams).encode()).digest()[:7], "big")
+
+
 def _num_equal(copied: list[int], text: list[int]) -> int:
     """Leading tokens in which a copy and the text agree."""
     return next(
@@ -336,6 +345,7 @@ def scheduled(
         num_same = sum(other.name == drafter.name for other in drafters[: len(arms)])
         name = f"{drafter.name}-{num_same + 1}" if num_same else drafter.name
         session = drafter.start(replace(context.for_arm(own), is_alone=len(drafters) == 1), state)
-        arms.append(Arm(name, session, own.num_draft_tokens or drafter.default_num_draft_tokens))
+        longest = own.num_draft_tokens or context.num_draft_tokens or drafter.default_num_draft_tokens
+        arms.append(Arm(name, session, longest))
     num_unread = max(len(tokens) for tokens in state.tokens)
     return ScheduledSession(arms, experience, context.in_lockstep, not context.is_scheduled, num_unread)
