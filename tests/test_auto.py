@@ -468,3 +468,10 @@ def test_two_threads_with_one_object():
         thread.join()
     assert not wrong
     assert assistant.stats.calls == 12
+
+
+def test_a_call_says_how_long_its_arms_draft():
+    target = hf_specdec.enable(tiny())
+    for assistant, longest in ((Auto([jittered(target, 0.0)]), 8), (Auto([DraftModel(jittered(target, 0.0), 3)]), 3)):
+        answer(target, assistant, 1, num_draft_tokens=8)
+        assert len(hf_specdec.last_stats(target).drafted_at) == longest

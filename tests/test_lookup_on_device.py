@@ -21,8 +21,11 @@ from tests.test_prompt_lookup import PREFERENCES, repetitive
 WINDOWS = [(1, 1), (1, 4), (2, 3), (5, 5), (3, 12)]
 
 
+TARGET = tiny()
+
+
 def context(target=None, **changes):
-    return DraftContext(target, False, Scorer(LogitsProcessorList()), **changes)
+    return DraftContext(target or TARGET, False, Scorer(LogitsProcessorList()), **changes)
 
 
 def random_batch(chance, num_rows, longest, alphabet):

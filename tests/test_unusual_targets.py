@@ -47,6 +47,12 @@ def test_rope_that_changes_with_the_length_is_served_below_its_border_only(kind,
     assert torch.equal(target.generate(ids, **kwargs), target.generate(ids, assistant=jittered(target), **kwargs))
     with pytest.raises(ValueError, match=f"{kind} rotary embeddings"):
         target.generate(ids, assistant="ngram", **(kwargs | {"max_new_tokens": 29}))
+    embedded = {"inputs_embeds": target.get_input_embeddings()(ids).detach()}
+    assert torch.equal(
+        target.generate(**embedded, assistant=False, **kwargs), target.generate(**embedded, assistant="ngram", **kwargs)
+    )
+    with pytest.raises(ValueError, match=f"{kind} rotary embeddings"):
+        target.generate(**embedded, assistant="ngram", **(kwargs | {"max_new_tokens": 29}))
 
 
 def test_one_row_that_starts_beyond_the_border_of_longrope():
