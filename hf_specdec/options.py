@@ -28,8 +28,8 @@ class SpeculationOptions:
         draft_temperature: temperature the drafter samples at; 0 drafts greedily. Unset, the drafter uses
             the call's own temperature. It changes speed, never the law of the output.
         verification: "token" (rejection sampling token by token), "block" (never accepts fewer), or "auto":
-            block verification. Where tokens must be judged one by one, "block" is the token rule too. "coupled" ties Gumbel
-            noise to (seed, row, position): the sampled text is then the same whatever the drafter, its draft
+            block verification. Where tokens must be judged one by one, "block" is the token rule too. "coupled" ties
+            Gumbel noise to (seed, row, position): the sampled text is then the same whatever the drafter, its draft
             length or the batch, at the price of some acceptance. Greedy decoding has only one rule, so there
             the choice changes nothing.
         seed: makes sampling reproducible; without it the seed is drawn from torch's global generator. The text of a
