@@ -840,7 +840,10 @@ def stop_recording(cache: Cache) -> None:
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
     """Drops the newest slots of all rows. Zero still trims sliding layers to their window."""
-    _own(cache).crop(-num_slots_to_drop)
+    for layer in _own(cache).layers:
+        # The oldest host makes a decoder's cache with a layer for every encoder layer, and cannot crop those left over.
+        if not (isinstance(layer, DynamicLayer) and layer.keys is None):
+            layer.crop(-num_slots_to_drop)
 
 
 def truncate(cache: Cache, num_slots: int) -> None:
