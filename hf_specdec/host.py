@@ -840,7 +840,8 @@ def stop_recording(cache: Cache) -> None:
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
     """Drops the newest slots of all rows. Zero still trims sliding layers to their window."""
-    for layer in _own(cache).layers:
+    layers: list[Any] = _own(cache).layers
+    for layer in layers:
         # The oldest host makes a decoder's cache with a layer for every encoder layer, and cannot crop those left over.
         if not (isinstance(layer, DynamicLayer) and layer.keys is None):
             layer.crop(-num_slots_to_drop)
