@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from hf_specdec import Auto, Suffix
-from hf_specdec.checks.bench import Bench, BenchOptions, Question, write_json
+from hf_specdec.checks.bench import Bench, BenchOptions, Question, publish
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, host_table, lengths_table, table
 from hf_specdec.loading import Chat
 
@@ -269,9 +269,7 @@ def main() -> None:
     document = run(options, given.limit, console, given.show)
     for shown in (table(document), host_table(document), lengths_table(document)):
         console.print(shown)
-    if given.output is not None:
-        write_json(document, given.output)
-    print(json.dumps(document))
+    publish(document, given.output)
 
 
 if __name__ == "__main__":

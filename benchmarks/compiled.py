@@ -10,7 +10,6 @@ all ways answer all prompts in turn.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformers import CompileConfig
 
 import hf_specdec
 from hf_specdec import PromptLookup
-from hf_specdec.checks.bench import environment, rotated, write_json
+from hf_specdec.checks.bench import environment, publish, rotated
 from hf_specdec.loading import encode, load_target
 
 PROMPTS = (
@@ -51,9 +50,7 @@ def main() -> None:
     results = measured(model, ways, prompts, options.max_new_tokens)
     Console(width=120).print(table(results))
     document = {"environment": described, "max_new_tokens": options.max_new_tokens, "ways": results}
-    if options.output is not None:
-        write_json(document, options.output)
-    print(json.dumps(document))
+    publish(document, options.output)
 
 
 def settings(model: Any, num_draft_tokens: int) -> dict[str, dict[str, Any]]:

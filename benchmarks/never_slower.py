@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_specdec
 from hf_specdec import Auto, DraftModel, PromptLookup, Suffix
-from hf_specdec.checks.bench import environment, rotated, write_json
+from hf_specdec.checks.bench import environment, publish, rotated
 from hf_specdec.checks.report import typical
 from hf_specdec.loading import encode, load_target
 
@@ -62,9 +61,7 @@ def main() -> None:
         print(f"{name}: {results[name]['ratio']:.3f}", flush=True)
     Console(width=120).print(table(results))
     document = {"environment": described, "repeats": options.repeats, "workloads": results}
-    if options.output is not None:
-        write_json(document, options.output)
-    print(json.dumps(document))
+    publish(document, options.output)
 
 
 def workloads(model: Any, tokenizer: Any, num_tokens: int) -> dict[str, Workload]:

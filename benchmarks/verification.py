@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rich.table import Table
 
 import hf_specdec
 from hf_specdec import DraftModel
-from hf_specdec.checks.bench import environment, write_json
+from hf_specdec.checks.bench import environment, publish
 from hf_specdec.loading import encode, load_target
 
 RULES = ("token", "block", "coupled")
@@ -56,9 +55,7 @@ def main() -> None:
             print(f"{noise:g}, {rule}: {results[f'{noise:g}, {rule}']}", flush=True)
     Console(width=120).print(table(results))
     document = {"environment": environment(model), "results": results}
-    if options.output is not None:
-        write_json(document, options.output)
-    print(json.dumps(document))
+    publish(document, options.output)
 
 
 def noisy(model: Any, scale: float) -> Any:

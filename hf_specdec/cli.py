@@ -155,19 +155,15 @@ def _add_bench(commands: Any) -> None:
 
 
 def _run_bench(arguments: argparse.Namespace) -> None:
-    import json
-
     from rich.console import Console
 
-    from hf_specdec.checks.bench import BenchOptions, run_bench, write_json
+    from hf_specdec.checks.bench import BenchOptions, publish, run_bench
 
     console = Console(stderr=True)
     if not console.is_terminal:
         console.width = 120  # a log has no width of its own
     document = run_bench(_options(BenchOptions, arguments), console)
-    if arguments.output is not None:
-        write_json(document, arguments.output)
-    print(json.dumps(document))
+    publish(document, arguments.output)
 
 
 # --- what commands share ----------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import WhisperConfig, WhisperForCausalLM, WhisperForConditionalGeneration
-from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 import hf_specdec.loop
 from hf_specdec import DraftModel, PromptLookup, host
 from tests.models import jittered, tiny
+from tests.test_stopping import Recording
 
 BANDS, FRAMES = 8, 40  # a segment is 40 frames long
 NO_TIMESTAMPS = 42  # all ids above it are timestamps
@@ -163,22 +163,11 @@ def test_output_dicts_agree(target):
     assert ours[host.CACHE_NAME].get_seq_length() == plain[host.CACHE_NAME].get_seq_length()
 
 
-class Tape(BaseStreamer):
-    def __init__(self):
-        self.events = []
-
-    def put(self, value):
-        self.events.append(value.tolist())
-
-    def end(self):
-        self.events.append("end")
-
-
 @pytest.mark.parametrize("num_frames", [FRAMES, 150])
 def test_streams_agree(target, num_frames):
     tapes = []
     for assistant in (False, jittered(whisper())):
-        tapes.append(Tape())
+        tapes.append(Recording())
         target.generate(assistant=assistant, streamer=tapes[-1], return_timestamps=True, **audio(1, num_frames))
     assert tapes[0].events == tapes[1].events
     assert tapes[0].events.count("end") == (1 if num_frames == FRAMES else 4)

@@ -351,6 +351,13 @@ def write_json(document: dict[str, Any], path: Path) -> None:
     os.replace(unfinished, path)
 
 
+def publish(document: dict[str, Any], output: Path | None = None) -> None:
+    """Prints a document as one line, the last of a benchmark, and keeps it in a file if one is named."""
+    if output is not None:
+        write_json(document, output)
+    print(json.dumps(document))
+
+
 def environment(model: PreTrainedModel) -> dict[str, Any]:
     """What the figures depend on beside the options."""
     accelerated = model.device.type == "cuda"
