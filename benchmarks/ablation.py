@@ -1,13 +1,12 @@
 """What do match choice, n-gram range and scheduled lengths bring? Replays plain answers; one JSON document last.
 
-    python benchmarks/ablation.py QUESTIONS.jsonl [--target DIR] [--limit 5] [--answers FILE] [--passes 1]
+    python benchmarks/ablation.py QUESTIONS.jsonl [--target DIR] [--limit 5] [--answers FILE]
 
 Answers once with plain greedy generation (kept in --answers), measures what a target pass costs at every width, then
 lets the package's own sessions draft for each answer: a draft counts up to the first token that differs. Time is the
 sum of measured costs, shown to the schedule as if it had passed, so settings are compared without the noise of a
-shared machine. The prompt's own pass counts as a plain one. With --passes 2, drafters that remember outputs meet all
-questions twice, and only the second pass counts (their memory then holds the other questions, and an earlier answer to
-this one is taken out). The host's rule (n-grams of 2, then 1, the oldest match, 10 tokens) is replayed beside them.
+shared machine. The prompt's own pass counts as a plain one. The host's rule (n-grams of 2, then 1, the oldest match, 10
+tokens) is replayed beside them.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ SETTINGS = {
 }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Answers, measures, replays, prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("questions", type=Path)
@@ -94,12 +93,11 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--answers", type=Path, default=Path("build/answers.json"))
     parser.add_argument("--costs", type=Path, default=Path("build/costs.json"), help="measured costs, kept")
-    parser.add_argument("--passes", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     model, tokenizer = load_target(options.target, options.dtype)
     answers = kept(options.answers, lambda: answered(model, tokenizer, options))
     costs = kept(options.costs, lambda: pass_costs(model, widths=range(1, LONGEST + 2)))
-    results = {name: compared(model, answers, setting, costs, options.passes) for name, setting in SETTINGS.items()}
+    results = {name: compared(model, answers, setting, costs) for name, setting in SETTINGS.items()}
     for result in results.values():
         result["against_host_rule"] = result["speedup"] / results[HOST_RULE]["speedup"]
     Console(width=120).print(table(results))
@@ -143,14 +141,13 @@ def pass_costs(model: Any, widths: range, context: int = 300, repeats: int = 15)
     return [value / medians[0] for value in medians]
 
 
-def compared(model: Any, answers: list[dict], setting: Setting, costs: list[float], passes: int) -> dict[str, float]:
+def compared(model: Any, answers: list[dict], setting: Setting, costs: list[float]) -> dict[str, float]:
     """Geometric mean over categories of the replayed speed-up, tokens a pass, and share of rounds with a draft."""
     drafter = setting.build()
-    for _ in range(passes):
-        by_category: dict[str, list[Replay]] = {}
-        for entry in answers:
-            replay = Replay(model, drafter, setting, costs, entry)
-            by_category.setdefault(entry["category"], []).append(replay.run())
+    by_category: dict[str, list[Replay]] = {}
+    for entry in answers:
+        replay = Replay(model, drafter, setting, costs, entry)
+        by_category.setdefault(entry["category"], []).append(replay.run())
     speedups = [sum(run.tokens for run in runs) / sum(run.clock for run in runs) for runs in by_category.values()]
     every = [run for runs in by_category.values() for run in runs]
     rounds = sum(run.rounds for run in every)

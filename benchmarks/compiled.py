@@ -33,7 +33,7 @@ PROMPTS = (
 )
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Warms up, measures, prints a table and the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target")
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--num-draft-tokens", type=int, default=7)
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     model, tokenizer = load_target(options.target, options.dtype)
     hf_specdec.enable(model)
     described = environment(model)

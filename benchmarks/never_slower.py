@@ -43,7 +43,7 @@ class Workload:
     build: Callable[[], Any]
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Measures all workloads, prints a table and the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target")
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     model, tokenizer = load_target(options.target, options.dtype)
     hf_specdec.enable(model)
     described = environment(model)

@@ -35,7 +35,7 @@ PROMPTS = (
 )
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Measures all rules with all draft models, prints a table and the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target")
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--num-draft-tokens", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     model, tokenizer = load_target(options.target, options.dtype)
     inputs = encode(tokenizer, [[{"role": "user", "content": text}] for text in PROMPTS], model.device)
     results = {}
