@@ -79,12 +79,12 @@ class Arctic:
         return self.cache._local_trees[0].estimate_memory()
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Measures everything and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="1000,10000,100000,1000000")
     parser.add_argument("--depth", type=int, default=24)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     candidates = [Ours] + [Arctic] * bool(importlib.util.find_spec("arctic_inference"))
     header = (
         "text     history      library            bulk us  single us (p99)   propose us (p99)   bytes/token  drafted"

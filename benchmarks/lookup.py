@@ -75,12 +75,12 @@ class Host:
         return self.generator.get_candidates(text)[0].shape[1] - text.shape[1]
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Measures everything and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="1000,10000,100000,1000000")
     parser.add_argument("--rounds", type=int, default=500)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.set_num_threads(1)
     candidates: list[Callable[[], Ours | Host]] = [lambda prefer=prefer: Ours(prefer) for prefer in PREFERENCES]
     print(
