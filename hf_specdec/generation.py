@@ -272,23 +272,35 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     plain = attachment.previous or types.MethodType(type(self).generate, self)
     attachment.last_stats = None
     if assistant is False or (assistant is None and attachment.default is None):
+        _refuse_options_alone(attachment, kwargs)
         return plain(*args, **kwargs)
     target = _core_model(self)
     kwargs = host.named_arguments(target, args) | kwargs
     streamer = kwargs.pop("streamer", None)
     with _ending_on_error(streamer):
-        options = attachment.options.overridden_by(take_options(kwargs))
+        given = take_options(kwargs)
+        options = attachment.options.overridden_by(given)
         drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
         try:
             _refuse_call(target, drafter, kwargs)
             return _generate_with(target, plain, attachment, drafter, options, streamer, dict(kwargs))
         except Unservable as reason:
-            if assistant is not None:
+            if assistant is not None or given != SpeculationOptions():
                 raise
             refusal = reason
     # The caller may know nothing of the default assistant: beam search must go on working for it.
     logger.warning_once(f"The default assistant sits this call out. {refusal}")
     return plain(**kwargs) if streamer is None else plain(streamer=streamer, **kwargs)
+
+
+def _refuse_options_alone(attachment: _Attachment, kwargs: dict[str, Any]) -> None:
+    """Raises `ValueError` for our options in a call without an assistant, which would ignore them."""
+    given = [name for name in OPTION_NAMES if name in kwargs]
+    if given and attachment.previous is None:  # a model's own `generate` may have arguments of these names
+        raise ValueError(
+            f"{', '.join(given)}: options of an assistant, and this call has none. Name one (assistant=...), or leave "
+            "them out."
+        )
 
 
 def _generate_with(

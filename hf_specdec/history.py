@@ -312,11 +312,20 @@ class TokenHistory:
             self.vocabulary = vocabulary
             self._num_readers = max(self._num_readers, num_readers)
             self._forget_everything()
+            tokens, lengths = _newest_of_each(tokens, lengths, self.max_tokens)
             starts = np.cumsum(lengths) - lengths
             if len(lengths):
                 self._requests.extend((starts + np.arange(len(lengths)) + self._text.size).tolist())
                 self._text.append(np.insert(tokens, starts, GAP))
             self._forget_oldest()
+
+
+def _newest_of_each(tokens: np.ndarray, lengths: np.ndarray, most: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """At most `most` tokens of every request, from its end, as `add` keeps them."""
+    if most is None or not len(lengths) or lengths.max() <= most:
+        return tokens, lengths
+    from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(tokens))
+    return tokens[from_end <= most], np.minimum(lengths, most)
 
 
 def _best_of_lengths(rows: np.ndarray, lengths: np.ndarray, limit: int, rule: CopyRule, best: Proposal) -> Proposal:
@@ -383,7 +392,10 @@ def _check_number(name: str, value: Any, lowest: float = -math.inf, highest: flo
 
 def _write_atomically(folder: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
     """Writes a file beside the old one, then puts it in its place."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as reason:
+        raise ValueError(f"{folder} is a file; name a folder to save the history in.") from reason
     unfinished = folder / f".{FILE_NAME}.{os.getpid()}.{threading.get_ident()}"
     try:
         save_file(tensors, unfinished, metadata)

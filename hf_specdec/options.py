@@ -60,7 +60,7 @@ class SpeculationOptions:
                 f"draft_temperature={self.draft_temperature!r} must be a finite number of at least 0 "
                 "(0 drafts greedily); leave it out to draft at the call's own temperature."
             )
-        if self.verification is not None and self.verification not in VERIFICATIONS:
+        if self.verification is not None and self.verification not in tuple(VERIFICATIONS):
             raise ValueError(f"verification={self.verification!r} is unknown; use one of {', '.join(VERIFICATIONS)}.")
         if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
             raise ValueError(f"seed={self.seed!r} must be an integer.")

@@ -263,6 +263,26 @@ def test_a_default_assistant_serves_callers_that_know_nothing_of_it():
     assert (default.stats.calls, other.stats.calls) == (1, 1)
 
 
+@pytest.mark.parametrize("named", [{"seed": 7}, {"verification": "coupled"}, {"num_draft_tokens": 3}])
+def test_who_names_an_option_hears_that_it_cannot_be_served(named):
+    model = hf_specdec.enable(tiny(), assistant="auto")
+    with pytest.raises(ValueError, match="num_beams=2"):
+        model.generate(IDS, num_beams=2, **named, **GREEDY)
+
+
+@pytest.mark.parametrize("without", [{}, {"assistant": False}])
+def test_options_without_an_assistant_are_refused_by_name(without):
+    model = hf_specdec.enable(tiny(), assistant=False)
+    with pytest.raises(ValueError, match=r"(seed, verification|verification, seed)"):
+        model.generate(IDS, seed=7, verification="token", **without, **GREEDY)
+
+
+@pytest.mark.parametrize("verification", [["token"], {}, 3])
+def test_a_rule_is_a_name(verification):
+    with pytest.raises(ValueError, match="verification="):
+        hf_specdec.enable(tiny(), verification=verification)
+
+
 @pytest.mark.parametrize("changes", [{"num_beams": 3}, {"use_cache": False}, {"prompt_lookup_num_tokens": 3}])
 def test_a_default_assistant_sits_out_a_call_that_it_cannot_serve(changes):
     """Its caller may know nothing of it; who names an assistant in the call is told why it cannot be."""

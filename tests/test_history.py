@@ -291,6 +291,22 @@ class TestFiles:
         loaded.load(tmp_path)
         assert loaded.num_requests == 0
 
+    def test_a_loaded_request_is_cut_as_an_added_one(self, tmp_path):
+        whole, short = TokenHistory(), TokenHistory(max_tokens=5)
+        for tokens in (range(3), range(10, 30)):
+            whole.add(list(tokens))
+        whole.save(tmp_path)
+        short.load(tmp_path)
+        added = TokenHistory(max_tokens=5)
+        added.add(list(range(10, 30)))
+        assert (short.num_tokens, short.num_requests) == (added.num_tokens, added.num_requests) == (5, 1)
+        assert short.propose([26, 27], 8, RULE).tokens == added.propose([26, 27], 8, RULE).tokens == [28, 29]
+
+    def test_a_file_is_no_folder(self, tmp_path):
+        (tmp_path / "taken").write_text("")
+        with pytest.raises(ValueError, match="is a file"):
+            TokenHistory().save(tmp_path / "taken")
+
     def test_limits_hold_for_loaded_requests(self, tmp_path):
         self.history().save(tmp_path)
         small = TokenHistory(max_requests=2)

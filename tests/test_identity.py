@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup, Suffix
+from hf_specdec import Auto, DraftModel, PromptLookup, Suffix
 from tests.models import jittered, prompts, tiny
 
 FAMILIES = ["llama", "qwen3", "mistral4", "mistral8", "mistral64", "gemma3", "gpt2"]
@@ -18,6 +18,7 @@ DRAFTERS = {
     "prompt-lookup": lambda target: PromptLookup(1, 3),
     "prompt-lookup on the device": lambda target: PromptLookup(1, 3, on_device=True),
     "suffix": lambda target: Suffix(max_spec_factor=3.0),
+    "auto": lambda target: Auto([Suffix(max_spec_factor=3.0), PromptLookup(1, 3), jittered(target)]),
 }
 SETTINGS = {"do_sample": False, "pad_token_id": 0}
 
