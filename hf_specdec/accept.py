@@ -4,8 +4,9 @@ Everything here is a pure function of tensors and computes in the dtype it is gi
 B is the number of rows, N the longest draft of the round and V the size of the target's vocabulary;
 p is the target's law after the user's logits processors and q the law the draft was drawn from.
 
-Position i of the target's scores is the law after i drafted tokens, so N drafted tokens need N + 1
-positions: position i judges drafted token i, and the last one supplies the token after full acceptance.
+A pass of the target has N + 1 positions: position 0 is the row's last token, position i drafted token i - 1. The scores
+at a position are the law behind it. In a chain position i therefore judges drafted token i, and the last one supplies
+the token after full acceptance. In a tree a position judges all tokens that follow it.
 """
 
 from __future__ import annotations
@@ -29,23 +30,32 @@ class Verdict(NamedTuple):
     Attributes:
         accepted: number of drafted tokens that stay, shape (B,).
         next_tokens: the target's own token that follows them, shape (B,).
+        path: which drafted tokens stay, in order: the first `accepted` entries of every row, shape (B, N).
     """
 
     accepted: Tensor
     next_tokens: Tensor
+    path: Tensor
 
     def where(self, rows: Tensor, other: Verdict) -> Verdict:
         """This verdict in some rows (B,), another one in the rest."""
-        return Verdict(*(torch.where(rows, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
+        return Verdict(
+            torch.where(rows, self.accepted, other.accepted),
+            torch.where(rows, self.next_tokens, other.next_tokens),
+            torch.where(rows[:, None], self.path, other.path),
+        )
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposes for one round: a chain of tokens for every row.
+    """What a drafter proposes for one round: a chain of tokens for every row, or a tree of them.
 
     Attributes:
         tokens: drafted ids, shape (B, N). Entries at or beyond a row's length are padding.
         lengths: number of drafted tokens of every row, shape (B,), each in [0, N].
+        parents: in a tree, the drafted token that every one follows, an index smaller than its own, or -1 for the
+            row's last token; shape (B, N). Tokens with the same parent must differ. Trees are point masses: in rows
+            that `probs` speaks of, every token follows the one before it. `None` for a chain in every row.
         probs: the law every token was drawn from, shape (B, N, V), rows summing to one; `None` when each
             token is the drafter's only proposal (n-gram copies, greedy drafting): a point mass.
         drawn: in a draft of several drafters, the rows that `probs` speaks of, shape (B,); the others are point masses.
@@ -58,6 +68,7 @@ class Draft:
     probs: Tensor | None = None
     drawn: Tensor | None = None
     arms: list[str | None] | None = None
+    parents: Tensor | None = None
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
@@ -68,14 +79,25 @@ class Draft:
         )
 
     @classmethod
-    def of_copies(cls, copies: list[list[int]], device: torch.device) -> Draft:
-        """A point-mass draft from one token list a row, padded to the longest."""
+    def of_copies(
+        cls, copies: list[list[int]], device: torch.device, parents: list[list[int] | None] | None = None
+    ) -> Draft:
+        """A point-mass draft from one token list a row, padded to the longest.
+
+        Args:
+            copies: tokens of every row.
+            device: where the draft is wanted.
+            parents: of every row's tokens; `None`, for all rows or one, if they are chains.
+        """
         width = max(map(len, copies))
-        tokens = [copy + [0] * (width - len(copy)) for copy in copies]
-        return cls(
-            tokens=torch.tensor(tokens, dtype=torch.long, device=device).view(len(copies), width),
+        draft = cls(
+            tokens=_padded(copies, width, 0, device),
             lengths=torch.tensor([len(copy) for copy in copies], device=device),
         )
+        if parents is None or all(row is None for row in parents):
+            return draft
+        rows = [list(range(-1, len(c) - 1)) if p is None else p for p, c in zip(parents, copies, strict=True)]
+        return replace(draft, parents=_padded(rows, width, -1, device))
 
     @property
     def width(self) -> int:
@@ -94,7 +116,47 @@ class Draft:
             return self
         pad = torch.nn.functional.pad
         probs = None if self.probs is None else pad(self.probs, (0, 0, 0, missing))
-        return replace(self, tokens=pad(self.tokens, (0, missing)), probs=probs)
+        parents = None if self.parents is None else pad(self.parents, (0, missing), value=-1)
+        return replace(self, tokens=pad(self.tokens, (0, missing)), probs=probs, parents=parents)
+
+    def as_tree(self) -> Draft:
+        """The same draft with its parents written down."""
+        if self.parents is not None:
+            return self
+        return replace(self, parents=_chain_of(self.tokens) - 1)
+
+    def first_path(self) -> Draft:
+        """The chain of a tree's first tokens: the first one, the first that follows it, and so on.
+
+        For passes that cannot mask a tree.
+        """
+        if self.parents is None:
+            return self
+        parents = torch.where(self.valid, self.parents, self.width)
+        is_later = torch.ones(self.width, self.width, dtype=torch.bool, device=parents.device).tril(-1)
+        is_first = ~((parents[:, :, None] == parents[:, None]) & is_later).any(dim=2) & self.valid
+        is_on_path = self.unbroken(is_first)
+        path = torch.argsort(~is_on_path, dim=1, stable=True)
+        lengths = torch.where(self.lengths < 0, self.lengths, is_on_path.sum(dim=1))
+        return replace(self, tokens=self.tokens.gather(1, path), lengths=lengths, parents=None)
+
+    def unbroken(self, holds: Tensor) -> Tensor:
+        """Of which drafted tokens something holds, and of all that they follow; from (B, N) to (B, N), bool."""
+        broken = torch.nn.functional.pad(~holds, (1, 0))  # (B, N + 1); position 0 is the text itself
+        return ~(self.seen[:, 1:] & broken[:, None]).any(dim=2)
+
+    @property
+    def seen(self) -> Tensor:
+        """Which positions of the pass every position sees: itself and what it follows; bool, shape (B, N + 1, N + 1)."""
+        parents = self.as_tree().parents
+        assert parents is not None
+        size = self.width + 1
+        follows = torch.nn.functional.one_hot(parents + 1, size)  # (B, N, N + 1)
+        seen = torch.eye(size, device=parents.device).repeat(len(parents), 1, 1)
+        seen[:, 1:] += follows
+        for _ in range(max(0, size - 2).bit_length()):  # every product doubles the distance seen
+            seen = (seen @ seen).clamp(max=1)
+        return seen > 0
 
     def at(self, index: int) -> Draft:
         """The draft of one position alone, shape (B, 1): what step-by-step acceptance judges."""
@@ -132,9 +194,21 @@ def matched(draft: Draft, choices: Tensor) -> Verdict:
         draft: the proposal; its `probs` do not matter.
         choices: the target's token at every position, shape (B, N + 1).
     """
+    if draft.parents is not None:
+        return _matched_in_tree(draft, choices)
     agrees = (draft.tokens == choices[:, :-1]) & draft.valid
     accepted = _leading(agrees)
-    return Verdict(accepted, choices.gather(1, accepted[:, None])[:, 0])
+    return Verdict(accepted, choices.gather(1, accepted[:, None])[:, 0], _chain_of(draft.tokens))
+
+
+def _matched_in_tree(draft: Draft, choices: Tensor) -> Verdict:
+    """The same in a tree: of tokens with one parent at most one is the target's choice behind it."""
+    assert draft.parents is not None
+    stays = draft.unbroken((draft.tokens == choices.gather(1, draft.parents + 1)) & draft.valid)
+    accepted = stays.sum(dim=1)
+    path = torch.argsort(~stays, dim=1, stable=True)  # what is followed comes first
+    positions = torch.nn.functional.pad(path + 1, (1, 0))  # of the last token and of those that stay
+    return Verdict(accepted, choices.gather(1, positions.gather(1, accepted[:, None]))[:, 0], path)
 
 
 def token_rule(draft: Draft, target_probs: Tensor) -> Thresholds:
@@ -270,10 +344,28 @@ def sampled(rule: str, draft: Draft, target_probs: Tensor, coins: Tensor, unifor
     thresholds = RULES[rule].thresholds(draft, target_probs)
     accepted = RULES[rule].accepted(thresholds, coins)
     law = next_token_law(draft, target_probs, thresholds.weights, accepted)
-    return Verdict(accepted, sample(law, uniforms.gather(1, accepted[:, None])[:, 0]))
+    return Verdict(accepted, sample(law, uniforms.gather(1, accepted[:, None])[:, 0]), _chain_of(draft.tokens))
 
 
-def one_step(draft: Draft, law: Tensor, coins: Tensor, uniforms: Tensor) -> Verdict:
+class Step(NamedTuple):
+    """The outcome at one position, one entry a row.
+
+    Attributes:
+        accepted: 1 where a drafted token stays, else 0, shape (B,).
+        tokens: the token that follows the position: drafted, or the target's own; shape (B,).
+        position: the pass's position of the drafted token that stays; of no meaning elsewhere. Shape (B,).
+    """
+
+    accepted: Tensor
+    tokens: Tensor
+    position: Tensor
+
+    def where(self, rows: Tensor, other: Step) -> Step:
+        """This step in some rows (B,), another one in the rest."""
+        return Step(*(torch.where(rows, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
+
+
+def one_step(draft: Draft, law: Tensor, coins: Tensor, uniforms: Tensor, position: Tensor) -> Step:
     """The token rule at one position: the same law as `sampled("token", ...)`, taken left to right.
 
     Args:
@@ -281,21 +373,35 @@ def one_step(draft: Draft, law: Tensor, coins: Tensor, uniforms: Tensor) -> Verd
         law: the target's law there, shape (B, V).
         coins: shape (B,).
         uniforms: shape (B,).
+        position: the position, shape (B,).
 
     Returns:
-        `accepted` is 1 where the drafted token stays; `next_tokens` is then that token, and otherwise the
-        target's own (from the residual, or from the law where nothing was drafted).
+        The outcome; the target's own token comes from the residual, or from the law where nothing was drafted.
     """
     thresholds = token_rule(draft, law[:, None])
     accepted = accepted_by_tokens(thresholds, coins[:, None])
     replacement = sample(next_token_law(draft, law[:, None], thresholds.weights, torch.zeros_like(accepted)), uniforms)
-    return Verdict(accepted, torch.where(accepted > 0, draft.tokens[:, 0], replacement))
+    return Step(accepted, torch.where(accepted > 0, draft.tokens[:, 0], replacement), position + 1)
 
 
-def one_match(draft: Draft, choices: Tensor) -> Verdict:
-    """`matched` at one position: a draft of shape (B, 1) and choices (B,)."""
-    accepted = (draft.tokens[:, 0] == choices) & (draft.lengths > 0)
-    return Verdict(accepted.long(), choices)
+def one_match(draft: Draft, choices: Tensor, position: Tensor) -> Step:
+    """`matched` at one position: a whole draft (B, N), and the target's choices (B,) behind the positions (B,)."""
+    before = _chain_of(draft.tokens) if draft.parents is None else draft.parents + 1
+    is_match = (before == position[:, None]) & (draft.tokens == choices[:, None]) & draft.valid
+    if draft.width == 0:
+        return Step(torch.zeros_like(choices), choices, position)
+    return Step(is_match.any(dim=1).long(), choices, is_match.long().argmax(dim=1) + 1)
+
+
+def _chain_of(tokens: Tensor) -> Tensor:
+    """0, 1, 2, ... in every row: which tokens of a chain come first; shape (B, N)."""
+    return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+
+
+def _padded(rows: list[list[int]], width: int, fill: int, device: torch.device) -> Tensor:
+    """Lists of integers as one tensor (B, width)."""
+    filled = [row + [fill] * (width - len(row)) for row in rows]
+    return torch.tensor(filled, dtype=torch.long, device=device).view(len(rows), width)
 
 
 def _leading(passed: Tensor) -> Tensor:

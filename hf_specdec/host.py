@@ -7,8 +7,9 @@ the one named in pyproject.toml.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -510,7 +511,7 @@ def forward(
     model: Any,
     tokens: Tensor,
     cache: Cache,
-    mask: Tensor | None,
+    mask: Any,
     position_ids: Tensor | None,
     num_logits: int,
     kwargs: dict[str, Any],
@@ -522,14 +523,16 @@ def forward(
         model: any model with a language-model head.
         tokens: new tokens, shape (B, W).
         cache: what the model has read so far.
-        mask: over cached slots and new tokens, shape (B, S + W); `None` where nothing is masked.
+        mask: over cached slots and new tokens, shape (B, S + W); `None` where nothing is masked. Or what `tree_mask`
+            made.
         position_ids: shape (..., B, W); `None` for models that count by themselves.
         num_logits: positions to score, counted from the end.
         kwargs: the call's other model arguments.
         call: what runs the pass; `None` is the model itself, uncompiled.
     """
     arguments = dict(kwargs)
-    if mask is not None:
+    is_ready = mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2)
+    if mask is not None and not is_ready:
         arguments[_mask_name(model)] = mask
     if position_ids is not None:
         arguments["position_ids"] = position_ids
@@ -543,7 +546,141 @@ def forward(
     arguments[CACHE_NAME] = cache
     inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
     _refuse_cut_inputs(model, inputs, tokens)
+    if is_ready:
+        inputs[_mask_name(model)] = mask
     return (call or model)(**inputs, return_dict=True)
+
+
+# --- trees ------------------------------------------------------------------------------------------------
+
+
+def takes_trees(model: Any, cache: Any) -> bool:
+    """Whether every token of a pass can be told which others it sees, and at which position it stands.
+
+    That takes attention by a mask of ours, positions that are not derived from another mask, and layers that see
+    everything or a sliding window.
+    """
+    config = model.config.get_text_config(decoder=True)
+    return (
+        accepts_position_ids(model)
+        and _attention(model) in ("eager", "sdpa")
+        and set(_layer_kinds(model)) <= {"full_attention", "sliding_attention"}
+        and not getattr(config, "alibi", False)
+        and isinstance(cache, Cache)
+        and can_be_ragged(cache)
+    )
+
+
+def _layer_kinds(model: Any) -> list[str]:
+    """What every layer sees, in the words the host's mask functions use."""
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "layer_types", None) is not None:
+        return list(config.layer_types)
+    if getattr(config, "sliding_window", None) is not None:
+        return ["sliding_attention"] * config.num_hidden_layers
+    if getattr(config, "attention_chunk_size", None) is not None:
+        return ["chunked_attention"] * config.num_hidden_layers
+    return ["full_attention"] * config.num_hidden_layers
+
+
+def tree_mask(model: Any, cache: Cache, mask: Tensor | None, seen: Tensor, num_slots_before: int) -> Any:
+    """A ready attention mask for a pass over tokens that see only some of each other.
+
+    Args:
+        model: the target.
+        cache: what it has read.
+        mask: over the cached slots, shape (B, S); `None` where all hold a token of their row.
+        seen: which new tokens every new token sees, bool, shape (B, W, W).
+        num_slots_before: S.
+
+    Returns:
+        What the model takes as its attention mask: (B, 1, W, K), or one such tensor for every kind of layer.
+    """
+    kinds = _layer_kinds(model)
+    ready = {kind: _mask_of_kind(model, cache, mask, seen, num_slots_before, kinds.index(kind)) for kind in set(kinds)}
+    config = model.config.get_text_config(decoder=True)
+    return ready if getattr(config, "layer_types", None) is not None else ready[kinds[0]]
+
+
+def _mask_of_kind(model: Any, cache: Cache, mask: Tensor | None, seen: Tensor, num_slots: int, layer: int) -> Tensor:
+    """The mask that a layer and all of its kind need."""
+    num_rows, width, _ = seen.shape
+    past = seen.new_ones(num_rows, num_slots) if mask is None else mask.bool()
+    allowed = torch.cat([past[:, None].expand(-1, width, -1), seen], dim=2)  # (B, W, S + W)
+    if _layer_kinds(model)[layer] == "sliding_attention":
+        depths = seen.sum(dim=2) - 1  # (B, W)
+        slots = torch.arange(-num_slots, 0, device=seen.device).expand(num_rows, -1)
+        keys = torch.cat([slots, depths], dim=1)  # how far from the first new token, as the host counts: by slots
+        window = model.config.get_text_config(decoder=True).sliding_window
+        allowed = allowed & (keys[:, None] > depths[:, :, None] - window)
+    num_keys, first_key = cache.get_mask_sizes(width, layer)
+    allowed = torch.nn.functional.pad(allowed[..., first_key:], (0, max(0, num_keys - allowed.shape[2] + first_key)))
+    if _attention(model) == "sdpa":
+        return allowed[:, None]
+    lowest = torch.finfo(model.dtype).min
+    return torch.zeros_like(allowed, dtype=model.dtype).masked_fill(~allowed, lowest)[:, None]
+
+
+# --- what the layers say ----------------------------------------------------------------------------------
+
+
+def num_layers(model: Any) -> int:
+    """Layers of the decoder; `hidden_states` of a pass have one entry more."""
+    return model.config.get_text_config(decoder=True).num_hidden_layers
+
+
+def decoder_layers(model: Any) -> Any:
+    """The decoder's layers, in order.
+
+    Raises:
+        ValueError: if they are no list.
+    """
+    for module in model.get_decoder().modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == num_layers(model):
+            return module
+    raise ValueError(
+        f"{type(model).__name__} does not keep its layers in a list, so their outputs cannot be read. Use a drafter "
+        "that needs none (prompt lookup, suffix, a draft model)."
+    )
+
+
+@contextmanager
+def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]:
+    """Collects some hidden states of the passes made inside, without keeping the others.
+
+    Args:
+        model: the target.
+        taps: indices into what `output_hidden_states=True` returns: 0 for the embeddings, i for what enters layer i, and
+            the number of layers for the decoder's output.
+
+    Yields:
+        For every tap one tensor (B, W, H) a pass, in order.
+    """
+    found: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+    handles = []
+    try:
+        for tap, states in found.items():
+            if tap == num_layers(model):
+                hook = functools.partial(_keep_output, states)
+                handles.append(model.get_decoder().register_forward_hook(hook))
+            else:
+                hook = functools.partial(_keep_input, states)
+                handles.append(decoder_layers(model)[tap].register_forward_pre_hook(hook, with_kwargs=True))
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keep_input(states: list[Tensor], module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    states.append(args[0] if args else kwargs["hidden_states"])
+
+
+def _keep_output(states: list[Tensor], module: Any, args: tuple, output: Any) -> None:
+    states.append(output[0])
+
+
+# --- compiled passes --------------------------------------------------------------------------------------
 
 
 def compiled_call(model: Any, generation_config: GenerationConfig, cache: Any) -> Callable | None:
@@ -885,6 +1022,22 @@ def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
         layer.values = _take(layer.values, source)
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = new
+
+
+def reorder_newest(cache: Cache, order: Tensor, num_slots_before: int) -> None:
+    """Rearranges the newest slots of every row.
+
+    Args:
+        cache: a cache with `num_slots_before` slots, sliding layers recording.
+        order: which of the newest W slots stands where, shape (B, W).
+        num_slots_before: S.
+    """
+    width = order.shape[1]
+    for layer in _layers(cache):
+        end = num_slots_before if is_fixed(cache) else layer.keys.shape[-2]
+        newest = slice(end - width, end)
+        layer.keys[:, :, newest] = _take(layer.keys[:, :, newest], order)
+        layer.values[:, :, newest] = _take(layer.values[:, :, newest], order)
 
 
 def _take(states: Tensor, index: Tensor) -> Tensor:

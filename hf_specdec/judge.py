@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec import accept
-from hf_specdec.accept import Draft, Verdict
+from hf_specdec.accept import Draft, Step, Verdict
 from hf_specdec.noise import RoundNoise
 from hf_specdec.recording import Recorder
 from hf_specdec.scorer import Scorer
@@ -46,81 +46,104 @@ class Judge:
     ) -> Outcome:
         """Judges all positions of all riding rows in one go, with a single read of the device."""
         state.write(draft.tokens)
-        scores = self.scorer.at_all_positions(target_pass.logits, state)  # (A, N + 1, V)
+        scores = self.scorer.at_all_positions(target_pass.logits, state, draft=draft)  # (A, N + 1, V)
         verdict = self._verdict(draft, scores, noise)
         # A row's new tokens: its accepted draft, then the target's own.
-        columns = torch.cat([draft.tokens, draft.tokens.new_zeros(len(draft.tokens), 1)], dim=1)
+        kept = draft.tokens.gather(1, verdict.path)
+        columns = torch.cat([kept, kept.new_zeros(len(kept), 1)], dim=1)
         tokens = columns.scatter(1, verdict.accepted[:, None], verdict.next_tokens[:, None])
         state.write(tokens)
-        read = torch.cat([draft.lengths[:, None], verdict.accepted[:, None], tokens], dim=1).tolist()
-        _refuse_unsound([row[0] for row in read])
-        _refuse_lawless([row[2 + row[1]] for row in read])
-        appended, finished = [], []
-        for place, (row, (_, accepted, *new)) in enumerate(zip(state.rows, read, strict=True)):
-            count, ends = self._cut(state, row, new[: accepted + 1], scores[place])
-            self.recorder.record(row, place, count, target_pass, scores[place])
+        read = torch.cat([draft.lengths[:, None], verdict.accepted[:, None], tokens], dim=1)
+        if draft.parents is not None:
+            read = torch.cat([read, verdict.path + 1], dim=1)
+        return self._outcome(state, draft, target_pass, scores, read.tolist())
+
+    def _outcome(
+        self, state: DecodeState, draft: Draft, target_pass: TargetPass, scores: Tensor, read: list[list[int]]
+    ) -> Outcome:
+        """What stopping leaves of a verdict: of every row its draft's length, tokens that stay, new tokens, path."""
+        lengths, accepted = [row[0] for row in read], [row[1] for row in read]
+        _refuse_unsound(lengths)
+        _refuse_lawless([row[2 + n] for row, n in zip(read, accepted, strict=True)])
+        appended, finished, positions = [], [], []
+        for place, (row, numbers) in enumerate(zip(state.rows, read, strict=True)):
+            new, path = numbers[2 : 3 + accepted[place]], numbers[3 + draft.width :]
+            follows = [0, *(path[: accepted[place]] if path else range(1, accepted[place] + 1))]
+            count, ends = self._cut(state, row, new, scores[place], follows)
+            self.recorder.record(row, place, follows[:count], target_pass, scores[place])
             appended.append(new[:count])
+            positions.append(follows[:count])
             finished.append(ends)
         emitted = [len(tokens) for tokens in appended]
-        drafted, kept = [row[0] for row in read], [min(row[1], n) for row, n in zip(read, emitted, strict=True)]
-        return Outcome(appended, emitted, drafted, kept, finished)
+        kept = list(map(min, accepted, emitted))
+        return Outcome(appended, emitted, lengths, kept, finished, None if draft.parents is None else positions)
 
     def step_by_step(
         self, state: DecodeState, draft: Draft, target_pass: TargetPass, noise: RoundNoise | None
     ) -> Outcome:
         """Judges position after position; the batch goes on while every unfinished row keeps its draft."""
         columns = _Columns(state)
+        position = torch.zeros_like(draft.lengths)  # of every row in the pass
+        rows = torch.arange(len(position), device=position.device)
         for offset in range(draft.width + 1):
-            scores = self.scorer.at_one_position(target_pass.logits[:, offset], state, offset)  # (B, V)
-            verdict = self._one_verdict(draft.at(offset), scores, noise, offset)
-            drafted, kept, tokens = torch.stack([draft.lengths, *verdict]).tolist()
+            scores = self.scorer.at_one_position(target_pass.logits[rows, position], state, offset)  # (B, V)
+            step = self._one_step(draft, scores, noise, offset, position)
+            drafted, kept, tokens, follows = torch.stack([draft.lengths, step.accepted, step.tokens, position]).tolist()
             tokens = columns.filled(tokens)
             _refuse_unsound(drafted)
             _refuse_lawless(tokens)
             state.write(torch.tensor(tokens, device=state.device)[:, None], offset)
             for row in state.rows:
-                self.recorder.record_one(row, row, offset, target_pass, scores[row])
+                self.recorder.record_one(row, row, follows[row], target_pass, scores[row])
             recorded = self.recorder.columns() if self.stopping.others else None
             ended = self.stopping.column(state, offset, tokens, recorded)
-            if not columns.append(tokens, kept, ended):
+            if not columns.append(tokens, kept, follows, ended):
                 break
-        return columns.outcome(drafted)
+            position = torch.where(step.accepted > 0, step.position, position)
+        return columns.outcome(drafted, is_tree=draft.parents is not None)
 
-    def _cut(self, state: DecodeState, row: int, new: list[int], scores: Tensor) -> tuple[int, bool]:
+    def _cut(
+        self, state: DecodeState, row: int, new: list[int], scores: Tensor, positions: list[int]
+    ) -> tuple[int, bool]:
         """How many of a row's new tokens stay, and whether the row has ended; scores (N + 1, V)."""
         if state.finished[row]:
             return 0, True
         recorded = self.recorder.scores_of(row) if self.stopping.others else None
-        return self.stopping.cut(state, row, new, None if recorded is None else [*recorded, *scores])
+        if recorded is not None:
+            recorded = [*recorded, *(scores[position] for position in positions)]
+        return self.stopping.cut(state, row, new, recorded)
 
     def _verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None) -> Verdict:
         if not self.do_sample:
             return accept.matched(draft, scores.argmax(dim=-1))
         assert noise is not None
+        noise = noise.at_positions_of(draft)
         if noise.gumbels is not None:
-            return accept.matched(draft, (scores + noise.gumbels[:, : draft.width + 1]).argmax(dim=-1))
-        laws, finals = scores.softmax(dim=-1), noise.finals[:, : draft.width + 1]
+            return accept.matched(draft, (scores + noise.gumbels).argmax(dim=-1))
+        laws = scores.softmax(dim=-1)
         if draft.probs is None:
-            return accept.matched(draft, accept.sample(laws, finals))
-        verdict = accept.sampled(self.rule, draft, laws, noise.coins[:, : draft.width], finals)
+            return accept.matched(draft, accept.sample(laws, noise.finals))
+        verdict = accept.sampled(self.rule, draft, laws, noise.coins, noise.finals)
         if draft.drawn is None:
             return verdict
-        return verdict.where(draft.drawn, accept.matched(draft, accept.sample(laws, finals)))
+        return verdict.where(draft.drawn, accept.matched(draft, accept.sample(laws, noise.finals)))
 
-    def _one_verdict(self, draft: Draft, scores: Tensor, noise: RoundNoise | None, offset: int) -> Verdict:
-        """The verdict at one position: of `draft`, shape (B, 1), on scores (B, V)."""
+    def _one_step(
+        self, draft: Draft, scores: Tensor, noise: RoundNoise | None, offset: int, position: Tensor
+    ) -> Step:
+        """The outcome behind one position of every row, `offset` drafted tokens away; scores (B, V)."""
         if not self.do_sample:
-            return accept.one_match(draft, scores.argmax(dim=-1))
+            return accept.one_match(draft, scores.argmax(dim=-1), position)
         assert noise is not None
         if noise.gumbels is not None:
-            return accept.one_match(draft, (scores + noise.gumbels[:, offset]).argmax(dim=-1))
+            return accept.one_match(draft, (scores + noise.gumbels[:, offset]).argmax(dim=-1), position)
         law, finals = scores.softmax(dim=-1), noise.finals[:, offset]
         if draft.probs is None:
-            return accept.one_match(draft, accept.sample(law, finals))
-        verdict = accept.one_step(draft, law, noise.coins[:, offset], finals)
+            return accept.one_match(draft, accept.sample(law, finals), position)
+        step = accept.one_step(draft.at(offset), law, noise.coins[:, offset], finals, position)
         if draft.drawn is None:
-            return verdict
-        return verdict.where(draft.drawn, accept.one_match(draft, accept.sample(law, finals)))
+            return step
+        return step.where(draft.drawn, accept.one_match(draft, accept.sample(law, finals), position))
 
 
 def _refuse_lawless(tokens: list[int]) -> None:
@@ -135,7 +158,8 @@ def _refuse_unsound(lengths: list[int]) -> None:
     if accept.UNSOUND in lengths:
         raise ValueError(
             "The drafter returned a draft that cannot be verified: ids outside the target's vocabulary, more tokens "
-            "than a row was allowed, or a law that does not sum to one or gives a drafted token no mass."
+            "than a row was allowed, a law that does not sum to one or gives a drafted token no mass, or a tree whose "
+            "tokens follow later ones or repeat each other."
         )
 
 
@@ -148,16 +172,25 @@ class _Columns:
         self.appended: list[list[int]] = [[] for _ in self.finished]
         self.emitted = [0] * len(self.finished)
         self.accepted = [0] * len(self.finished)
+        self.positions: list[list[int]] = [[] for _ in self.finished]
 
     def filled(self, tokens: list[int]) -> list[int]:
         """A column in which finished rows hold filling."""
         return [self.fill if done else token for token, done in zip(tokens, self.finished, strict=True)]
 
-    def append(self, tokens: list[int], kept: list[int], ended: list[bool]) -> bool:
-        """Adds a column; whether another may follow: some row is unfinished, and all such kept their draft."""
+    def append(self, tokens: list[int], kept: list[int], follows: list[int], ended: list[bool]) -> bool:
+        """Adds a column; whether another may follow: some row is unfinished, and all such kept their draft.
+
+        Args:
+            tokens: one a row.
+            kept: whether it was drafted.
+            follows: the position of the pass that it follows.
+            ended: whether the row ends with it.
+        """
         kept_all = True
         for row, token in enumerate(tokens):
             self.appended[row].append(token)
+            self.positions[row].append(follows[row])
             if self.finished[row]:
                 continue
             self.emitted[row] += 1
@@ -166,6 +199,7 @@ class _Columns:
             kept_all = kept_all and (ended[row] or bool(kept[row]))
         return kept_all and not all(self.finished)
 
-    def outcome(self, drafted: list[int]) -> Outcome:
+    def outcome(self, drafted: list[int], is_tree: bool) -> Outcome:
         """The round's outcome, given how many tokens were drafted for every row."""
-        return Outcome(self.appended, self.emitted, drafted, self.accepted, self.finished)
+        positions = self.positions if is_tree else None
+        return Outcome(self.appended, self.emitted, drafted, self.accepted, self.finished, positions)

@@ -6,6 +6,7 @@ import secrets
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_specdec import host
 from hf_specdec.accept import Draft
@@ -24,6 +25,8 @@ from hf_specdec.stats import SpecStats
 from hf_specdec.stopping import Stopping
 from hf_specdec.streaming import Stream
 from hf_specdec.verify import run_prompt, run_target
+
+logger = logging.get_logger(__name__)
 
 
 class SpeculativeLoop:
@@ -66,15 +69,17 @@ class SpeculativeLoop:
         self.returns_cache = host.cache_wanted(config, request.cache)
         self.in_lockstep = self._needs_lockstep()
         self.has_read_ends = self.in_lockstep  # lockstep has read as far as plain does
+        reads_states = any(arm.reads_states for arm in drafter.arms)
         self.target = CachedModel(
             model,
             request.cache,
             host.after_prompt(model, request.arguments),
             num_rows,
             self.state.device,
-            compiled=request.compiled_passes(model, longest),
+            compiled=None if reads_states else request.compiled_passes(model, longest),
             may_rearrange=num_rows > 1 and not self.in_lockstep,
         )
+        self.takes_trees = self._takes_trees()
         takes_draft = host.prompt_takes_draft(config, request.arguments, request.input_ids)
         self.room = Room(self.target, self.state, self.stopping, longest, takes_draft)
         self.is_drawn = self.do_sample and any(arm.draws for arm in drafter.arms)
@@ -104,19 +109,21 @@ class SpeculativeLoop:
             limits = self.room.limits(is_first)
             noise = self._round_noise(self.room.width(max(limits), is_first))
             draft = self._draft(limits, noise)
+            if is_first or not self.takes_trees:
+                draft = draft.first_path()
             draft = draft.widened(self.room.width(draft.width, is_first))
         with self.stats.phase("prefill" if is_first else "verify"):
             run = run_prompt if is_first else run_target
-            target_pass = run(self.target, self.state, self.request, draft)
+            target_pass = run(self.target, self.state, self.request, draft, self.session.taps)
         with self.stats.phase("accept"):
             judge = self.judge.step_by_step if self.in_lockstep else self.judge.all_at_once
             outcome = judge(self.state, draft, target_pass, noise)
         with self.stats.phase("bookkeeping"):
             self._record(draft, outcome)
-            # A pass reads [last token, draft], so its first n tokens are the ones that n new tokens follow.
-            self.target.commit([len(tokens) for tokens in outcome.appended])
+            # A pass reads [last token, draft], so it keeps as many tokens as it yields: those that the new ones follow.
+            self.target.commit([len(tokens) for tokens in outcome.appended], outcome.positions)
             self.state.commit(outcome)
-            self.session.commit(self.state, outcome)
+            self.session.commit(self.state, outcome, target_pass)
             self.stream.advance(self.state)
             self._drop_finished_rows()
 
@@ -129,6 +136,7 @@ class SpeculativeLoop:
             scorer=self.scorer.stateless_part(),
             draft_temperature=options.draft_temperature,
             compilation=Compilation(self.request.config, capacity) if self.target.compiled and capacity else None,
+            takes_trees=self.takes_trees,
             in_lockstep=self.in_lockstep,
             is_scheduled=self.is_scheduled,
             num_draft_tokens=options.num_draft_tokens,
@@ -185,6 +193,20 @@ class SpeculativeLoop:
             # Closing holes would close those of the user's own mask too, which windows count and owners look for.
             can_be_ragged = can_be_ragged and self.state.is_left_padded
         return not (can_be_ragged and self.stopping.is_rowwise)
+
+    def _takes_trees(self) -> bool:
+        """Whether passes can verify trees; says so once if a drafter would have liked to draft any."""
+        takes = (
+            host.takes_trees(self.model, self.request.cache)
+            and self.target.compiled is None
+            and self.recorder.attentions is None
+        )
+        if not takes and any(arm.plants for arm in self.drafter.arms):
+            logger.warning_once(
+                "Draft trees need a model with eager or sdpa attention that takes position ids, a growing cache, passes "
+                "that are not compiled and no output_attentions; in this call chains are drafted instead."
+            )
+        return takes
 
     def _round_noise(self, width: int) -> RoundNoise | None:
         if self.noise is None:

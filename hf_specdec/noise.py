@@ -13,6 +13,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from hf_specdec.accept import Draft
+
 
 @dataclass(frozen=True)
 class RoundNoise:
@@ -32,6 +34,19 @@ class RoundNoise:
     draws: Tensor
     coins: Tensor
     gumbels: Tensor | None = None
+
+    def at_positions_of(self, draft: Draft) -> RoundNoise:
+        """The numbers for a draft's own width; in a tree every position has those of its place in the text."""
+        cut = replace(self, draws=self.draws[:, : draft.width], coins=self.coins[:, : draft.width])
+        finals, gumbels = self.finals[:, : draft.width + 1], self.gumbels
+        if gumbels is not None:
+            gumbels = gumbels[:, : draft.width + 1]
+        if draft.parents is None:
+            return replace(cut, finals=finals, gumbels=gumbels)
+        depths = draft.seen.sum(dim=2) - 1  # (B, N + 1)
+        if gumbels is not None:
+            gumbels = gumbels[torch.arange(len(depths), device=depths.device)[:, None], depths]
+        return replace(cut, finals=finals.gather(1, depths), gumbels=gumbels)
 
     def of_draft(self, device: torch.device) -> RoundNoise:
         """The same numbers, those for drawing a draft on the device of a drafter."""

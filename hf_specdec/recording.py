@@ -40,9 +40,9 @@ class Recorder:
                 "model. Leave it out, or set assistant=False for this call."
             )
 
-    def record(self, row: int, place: int, count: int, target_pass: TargetPass, scores: Tensor) -> None:
-        """Keeps the first `count` positions of a row, which rode at `place` in the pass; scores (N + 1, V)."""
-        for position in range(count):
+    def record(self, row: int, place: int, positions: list[int], target_pass: TargetPass, scores: Tensor) -> None:
+        """Keeps some positions of a row, which rode at `place` in the pass; scores (N + 1, V)."""
+        for position in positions:
             self.record_one(row, place, position, target_pass, scores[position])
 
     def record_one(self, row: int, place: int, position: int, target_pass: TargetPass, scores: Tensor) -> None:

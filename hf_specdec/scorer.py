@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from hf_specdec import host
+from hf_specdec.accept import Draft
 from hf_specdec.state import DecodeState
 
 
@@ -41,22 +43,31 @@ class Scorer:
         """The processors, copied to another device."""
         return Scorer(LogitsProcessorList(host.on_device(processor, device) for processor in self.processors))
 
-    def at_all_positions(self, logits: Tensor, state: DecodeState, first: int = 0) -> Tensor:
+    def at_all_positions(self, logits: Tensor, state: DecodeState, first: int = 0, draft: Draft | None = None) -> Tensor:
         """Scores (A, K, V) from logits (A, K, V); position k of a row follows `first + k` drafted tokens.
 
         The drafted tokens must have been written behind the rows (`DecodeState.write`).
+
+        Args:
+            logits: as the model said.
+            state: the rows.
+            first: drafted tokens in front of the first position.
+            draft: if it is a tree, what the positions follow; `first` must be 0.
         """
         assert self.is_stateless
         scores = logits
+        prefixes: _Prefixes | None = None
         for processor in self.processors:
             if host.reads_scores_only(processor):
                 flat = scores.flatten(0, 1)
                 unread_ids: Any = state.sequences.new_zeros(len(flat), 1)
                 scores = processor(unread_ids, flat).view_as(scores)
-            elif host.reads_token_set(processor) and min(state.row_lengths) + first > 0:
-                scores = self._by_token_set(processor, scores, state, first)
+                continue
+            prefixes = prefixes or _prefixes(state, scores.shape[1], first, draft)
+            if host.reads_token_set(processor) and min(state.row_lengths) + first > 0:
+                scores = prefixes.scored_as_sets(processor, scores)
             else:
-                scores = self._by_prefix(processor, scores, state, first)
+                scores = prefixes.scored_by_length(processor, scores)
         return scores
 
     def at_one_position(self, logits: Tensor, state: DecodeState, offset: int) -> Tensor:
@@ -66,26 +77,56 @@ class Scorer:
         prefixes: Any = state.prefixes(length, state.row_index)
         return self.processors(prefixes, logits)
 
-    def _by_token_set(self, processor: Any, scores: Tensor, state: DecodeState, first: int) -> Tensor:
-        """One call for all positions: shorter prefixes are filled up with their own last token."""
-        num_positions = scores.shape[1]
-        own = torch.tensor(state.row_lengths, device=state.device)[:, None] + first
-        lengths = (own + torch.arange(num_positions, device=state.device)).flatten()[:, None]  # (A * K, 1)
-        rows = state.row_index.repeat_interleave(num_positions)
-        ids = state.prefixes(max(state.row_lengths) + first + num_positions - 1, rows)
-        inside = torch.arange(ids.shape[1], device=state.device) < lengths
-        ids = torch.where(inside, ids, ids.gather(1, (lengths - 1).clamp(min=0)))
-        return host.for_rows(processor, rows)(ids, scores.flatten(0, 1)).view_as(scores)
 
-    def _by_prefix(self, processor: Any, scores: Tensor, state: DecodeState, first: int) -> Tensor:
+@dataclass(frozen=True)
+class _Prefixes:
+    """What stands in front of every position of a pass; all positions of all rows, one after the other (M of them).
+
+    Attributes:
+        state: the rows.
+        rows: of every position, shape (M,).
+        ends: the rows' lengths without a draft, shape (M,).
+        num_drafted: drafted tokens up to every position, shape (M,).
+        paths: which ones, in order, shape (M, D).
+    """
+
+    state: DecodeState
+    rows: Tensor
+    ends: Tensor
+    num_drafted: Tensor
+    paths: Tensor
+
+    def scored_as_sets(self, processor: Any, scores: Tensor) -> Tensor:
+        """One call for all positions: shorter prefixes are filled up with their own last token."""
+        lengths = (self.ends + self.num_drafted)[:, None]
+        longest = max(self.state.row_lengths) + self.paths.shape[1]
+        ids = self.state.with_paths(self.rows, self.ends, self.paths, longest)
+        inside = torch.arange(ids.shape[1], device=ids.device) < lengths
+        ids = torch.where(inside, ids, ids.gather(1, (lengths - 1).clamp(min=0)))
+        return host.for_rows(processor, self.rows)(ids, scores.flatten(0, 1)).view_as(scores)
+
+    def scored_by_length(self, processor: Any, scores: Tensor) -> Tensor:
         """One call for all positions whose prefixes have the same length."""
-        places: dict[int, list[tuple[int, int]]] = {}
-        for place, length in enumerate(state.row_lengths):
-            for position in range(scores.shape[1]):
-                places.setdefault(length + first + position, []).append((place, position))
-        processed = torch.empty_like(scores)
+        flat = scores.flatten(0, 1)
+        places: dict[int, list[int]] = {}
+        for place, length in enumerate((self.ends + self.num_drafted).tolist()):
+            places.setdefault(length, []).append(place)
+        processed = torch.empty_like(flat)
         for length, group in places.items():
-            at = torch.tensor(group, device=scores.device).unbind(dim=1)  # (places, positions)
-            rows = state.row_index[at[0]]
-            processed[at] = host.for_rows(processor, rows)(state.prefixes(length, rows), scores[at])
-        return processed
+            at = torch.tensor(group, device=scores.device)
+            rows = self.rows[at]
+            ids = self.state.with_paths(rows, self.ends[at], self.paths[at], length)
+            processed[at] = host.for_rows(processor, rows)(ids, flat[at])
+        return processed.view_as(scores)
+
+
+def _prefixes(state: DecodeState, num_positions: int, first: int, draft: Draft | None) -> _Prefixes:
+    device, num_rows = state.device, len(state.rows)
+    ends = torch.tensor(state.row_lengths, device=device).repeat_interleave(num_positions)
+    rows = state.row_index.repeat_interleave(num_positions)
+    if draft is None or draft.parents is None:
+        num_drafted = (first + torch.arange(num_positions, device=device)).repeat(num_rows)
+        paths = torch.arange(first + num_positions - 1, device=device).expand(len(rows), -1)
+        return _Prefixes(state, rows, ends, num_drafted, paths)
+    seen = draft.seen[:, :, 1:].flatten(0, 1)  # (M, N)
+    return _Prefixes(state, rows, ends, seen.sum(dim=1), torch.argsort(~seen, dim=1, stable=True))

@@ -23,6 +23,8 @@ class Outcome:
         drafted: tokens that were drafted for the row.
         accepted: how many of the emitted tokens were drafted.
         finished: whether the row has ended, in this round or before.
+        positions: for every new token the position of the target's pass that it follows, counted from 0, the row's last
+            token. `None` if the draft was a chain: 0, 1, 2, ... in every row.
     """
 
     appended: list[list[int]]
@@ -30,6 +32,7 @@ class Outcome:
     drafted: list[int]
     accepted: list[int]
     finished: list[bool]
+    positions: list[list[int]] | None = None
 
 
 class DecodeState:
@@ -115,6 +118,25 @@ class DecodeState:
     def prefixes(self, length: int, rows: Tensor) -> Tensor:
         """The first `length` tokens of some rows, drafted ones included; shape (len(rows), length)."""
         return self.sequences[rows, :length]
+
+    def with_paths(self, rows: Tensor, ends: Tensor, paths: Tensor, length: int) -> Tensor:
+        """Prefixes that go on with some of the tokens written behind their rows' ends.
+
+        Args:
+            rows: indices of rows, shape (M,).
+            ends: their lengths without a draft, shape (M,).
+            paths: which of the written tokens follow, in order, shape (M, D).
+            length: of the result; what lies beyond a path means nothing.
+
+        Returns:
+            Tokens, shape (M, length).
+        """
+        columns = torch.arange(length, device=self.device).expand(len(rows), -1)
+        steps = columns - ends[:, None]  # from 0 for the first drafted token
+        if paths.shape[1]:
+            drafted = ends[:, None] + paths.gather(1, steps.clamp(0, paths.shape[1] - 1))
+            columns = torch.where(steps < 0, columns, drafted)
+        return self.sequences[rows[:, None], columns]
 
     def commit(self, outcome: Outcome) -> None:
         """Makes a round's tokens part of the rows. They must have been written already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_specdec import host
 from hf_specdec.accept import Draft
@@ -21,34 +22,49 @@ class TargetPass:
             drafted tokens.
         hidden_states: one tensor (A, N + 1, H) a layer, if the call asked for them, else `None`.
         prompt_hidden_states: in the first pass, the same over the whole prompt, (A, P, H).
+        states: what a drafter taps, by index into the hidden states: (A, N + 1, H) each.
+        prompt_states: in the first pass, the same over the prompt without its last token, (A, P - 1, H).
         attentions: one tensor (A, heads, W, K) a layer over the whole pass, if the call asked for them.
         windows: with them, how many keys a single query of each layer would have seen at most.
     """
 
-    def __init__(self, outputs: Any, num_positions: int, device: torch.device):
+    def __init__(
+        self, outputs: Any, num_positions: int, device: torch.device, tapped: dict[int, list[Tensor]] | None = None
+    ):
         self.logits = outputs.logits[:, -num_positions:].to(device=device, dtype=torch.float32, copy=True)
         self.attentions = outputs.get("attentions")
         self.windows = host.windows(host.cache_of(outputs)) if self.attentions else []
         states = host.hidden_states_of(outputs)
         self.hidden_states = states and tuple(layer[:, -num_positions:] for layer in states)
         self.prompt_hidden_states = states and tuple(layer[:, : layer.shape[1] - num_positions + 1] for layer in states)
+        whole = {tap: torch.cat(passes, dim=1) for tap, passes in (tapped or {}).items()}
+        self.states = {tap: layer[:, -num_positions:] for tap, layer in whole.items()}
+        self.prompt_states = {tap: layer[:, : layer.shape[1] - num_positions] for tap, layer in whole.items()}
 
 
-def run_target(target: CachedModel, state: DecodeState, request: Request, draft: Draft) -> TargetPass:
+def run_target(
+    target: CachedModel, state: DecodeState, request: Request, draft: Draft, taps: tuple[int, ...]
+) -> TargetPass:
     """Runs the target over [last token, draft] of every riding row."""
     tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
-    outputs = target.read(tokens, num_logits=draft.width + 1)
-    return TargetPass(outputs, draft.width + 1, state.device)
+    seen = None if draft.parents is None else draft.seen
+    with host.tapped(target.model, taps) as tapped:
+        outputs = target.read(tokens, num_logits=draft.width + 1, seen=seen)
+    return TargetPass(outputs, draft.width + 1, state.device, tapped)
 
 
-def run_prompt(target: CachedModel, state: DecodeState, request: Request, draft: Draft) -> TargetPass:
+def run_prompt(
+    target: CachedModel, state: DecodeState, request: Request, draft: Draft, taps: tuple[int, ...]
+) -> TargetPass:
     """The first pass, over [prompt, draft]: the host makes it, as it would for plain `generate`."""
+    assert draft.parents is None  # the host masks the prompt's pass
     arguments = host.behind_prompt(target.model, request.arguments, draft.width)
     tokens = torch.cat([request.input_ids, draft.tokens], dim=1)
-    outputs = host.prefill(target.model, tokens, request.config, arguments)
+    with host.tapped(target.model, taps) as tapped:
+        outputs = host.prefill(target.model, tokens, request.config, arguments)
     cache = host.cache_of(outputs)
     host.refuse_cache(cache, is_filled=True)
     host.start_recording(cache)
     mask = host.decoder_mask(target.model, arguments)
     target.start(cache, draft.width + 1, mask, arguments.get("position_ids"))
-    return TargetPass(outputs, draft.width + 1, state.device)
+    return TargetPass(outputs, draft.width + 1, state.device, tapped)

@@ -13,7 +13,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LAYERS = [
     ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history"],
     ["host"],
-    ["state", "cached_model", "request"],
+    ["state", "slots", "cached_model", "request"],
     ["verify", "scorer"],
     ["stopping", "streaming", "recording", "room"],
     ["judge"],

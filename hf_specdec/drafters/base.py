@@ -18,6 +18,7 @@ from hf_specdec.schedule import Experience
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stats import SharedStats
+from hf_specdec.verify import TargetPass
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class DraftContext:
         scorer: the call's stateless logits processors, for drafters that draft from a law.
         draft_temperature: the temperature asked for, `None` for the call's own.
         compilation: set if the call's passes are compiled.
+        takes_trees: whether the target's passes can verify a tree. If not, of a tree only the first path is used.
         in_lockstep: whether all rows gain the same number of tokens in every round, those of the row that is refused
             first.
         is_scheduled: whether draft lengths follow the measured record.
@@ -58,6 +60,7 @@ class DraftContext:
     scorer: Scorer
     draft_temperature: float | None = None
     compilation: Compilation | None = None
+    takes_trees: bool = False
     in_lockstep: bool = False
     is_scheduled: bool = False
     num_draft_tokens: int | None = None
@@ -79,9 +82,11 @@ class DraftSession(ABC):
         noise_stream: which of the seed's streams of random numbers the call uses. A draft must be independent of the
             numbers that judge it. Outputs of earlier calls with the same seed are not, so a session that knows
             such outputs takes a stream that none of those calls has used.
+        taps: hidden states of the target that `commit` wants to see, as indices into `output_hidden_states`.
     """
 
     noise_stream: int = 0
+    taps: tuple[int, ...] = ()
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -102,8 +107,17 @@ class DraftSession(ABC):
         """The limits, shortened where a row nears the end of what the session can read."""
         return limits
 
-    def commit(self, state: DecodeState, outcome: Outcome) -> None:  # noqa: B027 - most sessions read the state
-        """Called when the round's tokens have become part of the state."""
+    def commit(  # noqa: B027 - most sessions read the state
+        self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None
+    ) -> None:
+        """Called when the round's tokens have become part of the state.
+
+        Args:
+            state: with the new tokens.
+            outcome: what they are, and which positions of the pass they follow.
+            target_pass: what the target said at all positions; its tensors belong to the round. `None` where the host's
+                own loop ran the target.
+        """
 
     def keep_rows(self, places: list[int]) -> None:  # noqa: B027
         """Called when finished rows leave: the rows at these places stay."""
@@ -140,6 +154,8 @@ class Drafter(ABC):
         name: what the registry and benchmarks call it.
         default_num_draft_tokens: longest draft when neither the drafter nor the call says one.
         draws: whether it draws its drafts from a law when the call samples.
+        plants: whether it may draft trees.
+        reads_states: whether its sessions look at hidden states of the target; such a call is not compiled.
         options: the options given to the drafter itself; those of a call override them.
         stats: counts and seconds of the calls whose assistant it was; of an arm of `Auto`, see the calls' own.
     """
@@ -147,6 +163,8 @@ class Drafter(ABC):
     name: ClassVar[str]
     default_num_draft_tokens: int
     draws: ClassVar[bool] = False
+    plants: bool = False
+    reads_states: ClassVar[bool] = False
 
     def __init__(self, options: SpeculationOptions | None = None):
         self.options = options or SpeculationOptions()
@@ -203,6 +221,8 @@ def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:
     shapes = {"tokens": (rows, width), "lengths": (rows,)}
     if draft.probs is not None:
         shapes["probs"] = (rows, width, vocabulary)
+    if draft.parents is not None:
+        shapes["parents"] = (rows, width)
     for name, shape in shapes.items():
         if (found := tuple(getattr(draft, name).shape)) != shape:
             raise ValueError(f"The drafter returned {name} of shape {found}; {shape} was expected.")
@@ -213,8 +233,26 @@ def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:
     tokens = draft.tokens.clamp(0, vocabulary - 1)
     allowed = torch.tensor(limits, device=draft.lengths.device)
     is_sound = (draft.lengths >= 0) & (draft.lengths <= allowed)
-    is_sound &= ((tokens == draft.tokens) & _is_law(draft) | ~draft.valid).all(dim=1)
-    return replace(draft, tokens=tokens, lengths=torch.where(is_sound, draft.lengths, UNSOUND))
+    is_sound &= ((tokens == draft.tokens) & _is_law(draft) & _is_tree(draft) | ~draft.valid).all(dim=1)
+    parents = draft.parents
+    if parents is not None:
+        index = torch.arange(width, device=parents.device)
+        parents = torch.minimum(parents, index - 1).clamp(min=-1)  # the target can read it, whatever it is
+    return replace(draft, tokens=tokens, lengths=torch.where(is_sound, draft.lengths, UNSOUND), parents=parents)
+
+
+def _is_tree(draft: Draft) -> Tensor:
+    """Which tokens follow an earlier one, and differ from all earlier ones that do; (B, N) or a scalar."""
+    parents = draft.parents
+    if parents is None:
+        return torch.ones((), dtype=torch.bool, device=draft.tokens.device)
+    index = torch.arange(draft.width, device=parents.device)
+    is_sibling = (parents[:, :, None] == parents[:, None]) & (index[:, None] > index)
+    is_repeated = (is_sibling & (draft.tokens[:, :, None] == draft.tokens[:, None])).any(dim=2)
+    is_chain = draft.probs is None or (parents == index - 1)
+    if draft.drawn is not None:
+        is_chain = is_chain | ~draft.drawn[:, None]
+    return (parents >= -1) & (parents < index) & ~is_repeated & is_chain
 
 
 def _is_law(draft: Draft) -> Tensor:

@@ -17,6 +17,7 @@ from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
+from hf_specdec.verify import TargetPass
 from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, differing_tokens
 
 
@@ -170,7 +171,7 @@ class _DraftModelSession(DraftSession):
             lengths = state.row_lengths
         return [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
 
-    def commit(self, state: DecodeState, outcome: Outcome) -> None:
+    def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
         if not self.reader.has_provisional:  # no row drafted in this round
             return
         # The model has read all but the last drafted token. Every row re-reads as many tokens as the row

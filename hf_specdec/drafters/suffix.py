@@ -16,6 +16,7 @@ from hf_specdec.history import NOTHING, CopyRule, Proposal, TokenHistory
 from hf_specdec.options import SpeculationOptions, check_count
 from hf_specdec.schedule import copy_confidence
 from hf_specdec.state import DecodeState, Outcome
+from hf_specdec.verify import TargetPass
 from hf_specdec.vocabulary import Vocabulary, tokenizer_fingerprint
 
 
@@ -237,7 +238,7 @@ class _SuffixSession(CopySession):
         rows = zip(self.rows, state.rows, limits, strict=True)
         return [_as_copy(self._proposal(row, state.tokens[index], limit)) for row, index, limit in rows]
 
-    def commit(self, state: DecodeState, outcome: Outcome) -> None:
+    def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
         if self.past is None:
             return
         for place, (row, index) in enumerate(zip(self.rows, state.rows, strict=True)):
