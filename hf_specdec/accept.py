@@ -119,11 +119,9 @@ class Draft:
         parents = None if self.parents is None else pad(self.parents, (0, missing), value=-1)
         return replace(self, tokens=pad(self.tokens, (0, missing)), probs=probs, parents=parents)
 
-    def as_tree(self) -> Draft:
-        """The same draft with its parents written down."""
-        if self.parents is not None:
-            return self
-        return replace(self, parents=_chain_of(self.tokens) - 1)
+    def known_parents(self) -> Tensor:
+        """The parents, of a chain too; shape (B, N)."""
+        return _chain_of(self.tokens) - 1 if self.parents is None else self.parents
 
     def first_path(self) -> Draft:
         """The chain of a tree's first tokens: the first one, the first that follows it, and so on.
@@ -147,9 +145,8 @@ class Draft:
 
     @property
     def seen(self) -> Tensor:
-        """Which positions of the pass every position sees: itself and what it follows; bool, shape (B, N + 1, N + 1)."""
-        parents = self.as_tree().parents
-        assert parents is not None
+        """Which positions of the pass every position sees: itself and all it follows; bool, (B, N + 1, N + 1)."""
+        parents = self.known_parents()
         size = self.width + 1
         follows = torch.nn.functional.one_hot(parents + 1, size)  # (B, N, N + 1)
         seen = torch.eye(size, device=parents.device).repeat(len(parents), 1, 1)

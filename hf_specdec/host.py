@@ -650,8 +650,8 @@ def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]
 
     Args:
         model: the target.
-        taps: indices into what `output_hidden_states=True` returns: 0 for the embeddings, i for what enters layer i, and
-            the number of layers for the decoder's output.
+        taps: indices into what `output_hidden_states=True` returns: 0 for the embeddings, i for what enters layer
+            i, and the number of layers for the decoder's output.
 
     Yields:
         For every tap one tensor (B, W, H) a pass, in order.

@@ -128,9 +128,7 @@ class Judge:
             return verdict
         return verdict.where(draft.drawn, accept.matched(draft, accept.sample(laws, noise.finals)))
 
-    def _one_step(
-        self, draft: Draft, scores: Tensor, noise: RoundNoise | None, offset: int, position: Tensor
-    ) -> Step:
+    def _one_step(self, draft: Draft, scores: Tensor, noise: RoundNoise | None, offset: int, position: Tensor) -> Step:
         """The outcome behind one position of every row, `offset` drafted tokens away; scores (B, V)."""
         if not self.do_sample:
             return accept.one_match(draft, scores.argmax(dim=-1), position)

@@ -203,8 +203,8 @@ class SpeculativeLoop:
         )
         if not takes and any(arm.plants for arm in self.drafter.arms):
             logger.warning_once(
-                "Draft trees need a model with eager or sdpa attention that takes position ids, a growing cache, passes "
-                "that are not compiled and no output_attentions; in this call chains are drafted instead."
+                "Draft trees need a model with eager or sdpa attention that takes position ids, a growing cache, "
+                "passes that are not compiled and no output_attentions; in this call chains are drafted instead."
             )
         return takes
 

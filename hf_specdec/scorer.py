@@ -43,7 +43,9 @@ class Scorer:
         """The processors, copied to another device."""
         return Scorer(LogitsProcessorList(host.on_device(processor, device) for processor in self.processors))
 
-    def at_all_positions(self, logits: Tensor, state: DecodeState, first: int = 0, draft: Draft | None = None) -> Tensor:
+    def at_all_positions(
+        self, logits: Tensor, state: DecodeState, first: int = 0, draft: Draft | None = None
+    ) -> Tensor:
         """Scores (A, K, V) from logits (A, K, V); position k of a row follows `first + k` drafted tokens.
 
         The drafted tokens must have been written behind the rows (`DecodeState.write`).

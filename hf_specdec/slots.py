@@ -131,7 +131,9 @@ class Slots:
         self.cache, self.mask = cache, mask
         self.next_positions = None if positions is None else positions[..., -1] + 1
         self.num_slots += width
-        self.num_tokens = [n + w for n, w in zip(self.num_tokens, widths or [width] * len(self.num_tokens), strict=True)]
+        self.num_tokens = [
+            n + w for n, w in zip(self.num_tokens, widths or [width] * len(self.num_tokens), strict=True)
+        ]
 
     @property
     def _is_dense(self) -> bool:
@@ -199,5 +201,3 @@ class Slots:
         host.gather_slots(self.cache, index, self.num_slots)
         self.num_slots = index.shape[1]
         self.mask = None if self._is_dense else mask
-
-

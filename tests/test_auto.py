@@ -195,9 +195,9 @@ class ScheduledSpy:
     true_commit = scheduling.ScheduledSession.commit
 
     @staticmethod
-    def commit(session, state, outcome):
+    def commit(session, state, outcome, target_pass=None):
         ScheduledSpy.commit_hook(session, state, outcome)
-        ScheduledSpy.true_commit(session, state, outcome)
+        ScheduledSpy.true_commit(session, state, outcome, target_pass)
 
 
 @pytest.mark.scheduled

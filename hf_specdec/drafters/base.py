@@ -83,10 +83,12 @@ class DraftSession(ABC):
             numbers that judge it. Outputs of earlier calls with the same seed are not, so a session that knows
             such outputs takes a stream that none of those calls has used.
         taps: hidden states of the target that `commit` wants to see, as indices into `output_hidden_states`.
+        grows_trees: whether its drafts are trees, the most promising tokens first.
     """
 
     noise_stream: int = 0
     taps: tuple[int, ...] = ()
+    grows_trees: bool = False
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -129,11 +131,13 @@ class Copy:
 
     Attributes:
         tokens: in order.
-        confidences: how likely each is right if those before it are, in [0, 1]: a function of the text alone.
+        confidences: how likely each is right if those it follows are, in [0, 1]: a function of the text alone.
+        parents: in a tree, which token each one follows, -1 for the text; `None` for a chain.
     """
 
     tokens: list[int]
     confidences: list[float]
+    parents: list[int] | None = None
 
 
 class CopySession(DraftSession):
@@ -144,7 +148,8 @@ class CopySession(DraftSession):
         """At most `limits[i]` tokens for the riding row i."""
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
-        return Draft.of_copies([copy.tokens for copy in self.copies(state, limits)], state.device)
+        copies = self.copies(state, limits)
+        return Draft.of_copies([copy.tokens for copy in copies], state.device, [copy.parents for copy in copies])
 
 
 class Drafter(ABC):

@@ -16,6 +16,7 @@ from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSe
 from hf_specdec.noise import RoundNoise
 from hf_specdec.schedule import FREE, PLAIN, Experience, Rate, best_width, expected_tokens
 from hf_specdec.state import DecodeState, Outcome
+from hf_specdec.verify import TargetPass
 
 # Width of the first round of an arm whose cost is unknown.
 _FIRST_WIDTH = 2
@@ -43,21 +44,38 @@ class Offer:
 
     Attributes:
         arm: who.
-        rates: of its tokens, in order.
+        rates: of its tokens: how often such a token stays if what it follows does. Of a tree that is not known yet,
+            how often its first, second, ... token stays at all.
         copied: the tokens, if they cost nothing to have.
+        parents: if these are a tree, which token each one follows, -1 for the text.
     """
 
     arm: Arm
     rates: list[Rate]
     copied: list[int] = field(default_factory=list)
+    parents: list[int] | None = None
 
     @property
     def survival(self) -> list[float]:
-        """Probability that the first 1, 2, ... tokens all stay."""
-        return list(accumulate((rate.value for rate in self.rates), mul))
+        """Probability that each token stays, the largest first: in a chain, that the first 1, 2, ... all stay."""
+        return sorted(self._chances(), reverse=True)
+
+    def best(self, width: int) -> Offer:
+        """The copy cut down to the tokens that are most likely to stay."""
+        if self.parents is None:
+            return replace(self, rates=self.rates[:width], copied=self.copied[:width])
+        chances = self._chances()
+        kept = sorted(sorted(range(len(chances)), key=lambda i: (-chances[i], i))[:width])
+        places = {-1: -1} | {index: place for place, index in enumerate(kept)}
+        return replace(
+            self,
+            rates=[self.rates[i] for i in kept],
+            copied=[self.copied[i] for i in kept],
+            parents=[places[self.parents[i]] for i in kept],  # nothing stays more often than what it follows
+        )
 
     def learn(self, kept: int, asked: int, emitted: int) -> None:
-        """Adds a round's outcome to the rates.
+        """Adds a round's outcome of a chain to the rates.
 
         Args:
             kept: tokens that stayed.
@@ -68,6 +86,40 @@ class Offer:
             rate.add(True)
         if kept < min(asked, emitted, len(self.rates)):
             self.rates[kept].add(False)
+
+    def learn_path(self, path: list[int], asked: int) -> None:
+        """Adds a round's outcome of a tree to the rates.
+
+        Args:
+            path: the drafted tokens that stayed, by their places.
+            asked: tokens that were wanted.
+        """
+        for place, rate in enumerate(self.rates[:asked]):
+            rate.add(place in path)
+
+    def learn_text(self, text: list[int]) -> None:
+        """Compares a copy with the text that came, as far as it is known."""
+        parents = self.parents or list(range(-1, len(self.copied) - 1))
+        current: int | None = -1
+        for token in text:
+            followers = [place for place, parent in enumerate(parents) if parent == current]
+            current = None
+            for place in followers:
+                self.rates[place].add(self.copied[place] == token)
+                if self.copied[place] == token:
+                    current = place
+            if current is None:
+                return
+
+    def _chances(self) -> list[float]:
+        """Probability that each token stays, in the order of the rates."""
+        values = [rate.value for rate in self.rates]
+        if self.parents is not None:
+            chances = {-1: 1.0}
+            for place, (value, parent) in enumerate(zip(values, self.parents, strict=True)):
+                chances[place] = value * chances[parent]
+            return [chances[place] for place in range(len(values))]
+        return values if self.arm.session.grows_trees and not self.copied else list(accumulate(values, mul))
 
 
 @dataclass(frozen=True)
@@ -131,6 +183,7 @@ class ScheduledSession(DraftSession):
         self.is_fixed = is_fixed
         self.num_unread = {arm.name: num_unread for arm in arms}
         self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
+        self.taps = tuple(sorted({tap for arm in arms for tap in arm.session.taps}))
         self.round: _Round | None = None
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -143,14 +196,14 @@ class ScheduledSession(DraftSession):
         self.round.width = draft.width
         return draft
 
-    def commit(self, state: DecodeState, outcome: Outcome) -> None:
+    def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
         current, self.round = self.round, None
         payer = None
         if current is not None:
             self._learn(current, outcome)
             payer = current.plan.payer if current.plan.width > 0 else None
         for arm in self.arms:
-            arm.session.commit(state, _share(outcome, arm, current))
+            arm.session.commit(state, _share(outcome, arm, current), target_pass)
             self.num_unread[arm.name] = 0 if arm is payer else self.num_unread[arm.name] + max(outcome.emitted)
 
     def keep_rows(self, places: list[int]) -> None:
@@ -165,7 +218,7 @@ class ScheduledSession(DraftSession):
         limits = [min(limit, arm.longest) for limit in limits]
         if isinstance(arm.session, CopySession):
             copies = arm.session.copies(state, limits)
-            return [Offer(arm, acceptance.of_confidences(copy.confidences), copy.tokens) for copy in copies]
+            return [Offer(arm, acceptance.of_confidences(c.confidences), c.tokens, c.parents) for c in copies]
         return [Offer(arm, acceptance.of_positions(limit)) for limit in arm.session.within_context(state, limits)]
 
     def _plan(self, offers: dict[str, list[Offer]], state: DecodeState) -> Plan:
@@ -238,14 +291,16 @@ class ScheduledSession(DraftSession):
     # --- the draft ----------------------------------------------------------------------------------------
 
     def _drafted(self, plan: Plan, state: DecodeState, noise: RoundNoise | None) -> Draft:
-        copies = [[] if offer is None else offer.copied[: plan.width] for offer in plan.offers]
+        offers = [None if offer is None else offer.best(plan.width) for offer in plan.offers]
+        tokens = [[] if offer is None else offer.copied for offer in offers]
+        copies = Draft.of_copies(tokens, state.device, [None if offer is None else offer.parents for offer in offers])
         own = plan.own_widths
         if plan.payer is None or not any(own):
-            draft = Draft.of_copies(copies, state.device)
+            draft = copies
         else:
             draft = plan.payer.session.propose(state, own, noise)
-            if any(copies):
-                draft = _merged(Draft.of_copies(copies, state.device), draft)
+            if copies.width:
+                draft = _merged(copies, draft)
         return replace(draft, arms=[None if offer is None else offer.arm.name for offer in plan.offers])
 
     # --- after the round ----------------------------------------------------------------------------------
@@ -260,12 +315,11 @@ class ScheduledSession(DraftSession):
             self.experience.record_seconds(plan.name, len(plan.offers), width, seconds)
         for offers in current.copies:  # those that were not used, too: the text says whether they were right
             for offer, appended, emitted in zip(offers, outcome.appended, outcome.emitted, strict=True):
-                offer.learn(_num_equal(offer.copied, appended[:emitted]), len(offer.copied), emitted)
-        judged = zip(plan.offers, plan.own_widths, outcome.accepted, outcome.emitted, strict=True)
-        for held, asked, accepted, emitted in judged:
+                offer.learn_text(appended[:emitted])
+        for place, (held, asked) in enumerate(zip(plan.offers, plan.own_widths, strict=True)):
             if held is not None and asked > 0:
-                held.learn(accepted, asked, emitted)
-                if accepted == asked:
+                _learn_own(held, asked, place, outcome)
+                if outcome.accepted[place] == asked or (held.arm.session.grows_trees and outcome.accepted[place]):
                     self.experience.trials_of(held.arm.name).paid()
 
 
@@ -277,12 +331,15 @@ def _joint_stream(streams: list[int]) -> int:
     return int.from_bytes(hashlib.sha256(repr(streams).encode()).digest()[:7], "big")
 
 
-def _num_equal(copied: list[int], text: list[int]) -> int:
-    """Leading tokens in which a copy and the text agree."""
-    return next(
-        (place for place, (mine, theirs) in enumerate(zip(copied, text, strict=False)) if mine != theirs),
-        min(len(copied), len(text)),
-    )
+def _learn_own(held: Offer, asked: int, place: int, outcome: Outcome) -> None:
+    """Adds what became of a payer's draft for one row."""
+    accepted, emitted = outcome.accepted[place], outcome.emitted[place]
+    if not held.arm.session.grows_trees:
+        held.learn(accepted, asked, emitted)
+    elif outcome.positions is None:  # of a tree, only the first path could be used
+        held.learn_path(list(range(accepted)), min(asked, accepted + 1))
+    else:
+        held.learn_path([position - 1 for position in outcome.positions[place][1 : accepted + 1]], asked)
 
 
 def _choice(
@@ -309,11 +366,15 @@ def _merged(copied: Draft, drafted: Draft) -> Draft:
     width = max(copied.width, drafted.width)
     copied, drafted = copied.widened(width), drafted.widened(width)
     is_copied = copied.lengths > 0
+    parents = None
+    if copied.parents is not None or drafted.parents is not None:
+        parents = torch.where(is_copied[:, None], copied.known_parents(), drafted.known_parents())
     return Draft(
         tokens=torch.where(is_copied[:, None], copied.tokens, drafted.tokens),
         lengths=torch.where(is_copied, copied.lengths, drafted.lengths),
         probs=drafted.probs,
         drawn=None if drafted.probs is None else ~is_copied,
+        parents=parents,
     )
 
 
