@@ -938,4 +938,5 @@ def rope_frequencies(settings: dict[str, Any], head_dim: int) -> tuple[Tensor, f
         max_position_embeddings=settings.get("max_position_embeddings", 2048),
         rope_parameters=rope,
     )
-    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    with torch.device("cpu"):  # also while a model is built without weights
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))

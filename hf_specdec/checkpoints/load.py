@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_specdec import host
 from hf_specdec.checkpoints import files
 from hf_specdec.checkpoints.dialects import recognise
-from hf_specdec.checkpoints.translate import Translation, translate
+from hf_specdec.checkpoints.translate import TargetShape, Translation, translate
 from hf_specdec.heads import EagleHead
 
 
@@ -34,7 +34,7 @@ def load_head(location: str, target: PreTrainedModel, taps: tuple[int, ...] | No
     dialect = recognise(location)
     if dialect.family not in ("eagle", "parallel-head"):
         raise ValueError(f"{location} holds a complete language model ({dialect.name}), not a head for hidden states.")
-    shape = (host.hidden_size(target), host.vocabulary_size(target), host.num_layers(target))
+    shape = TargetShape(host.hidden_size(target), host.vocabulary_size(target), host.num_layers(target))
     found = translate(dialect, location, files.read_config(location), files.read_tensors(location), shape, taps)
     found = _without_copies(found, target)
     head = _filled(found, location, target.dtype)
@@ -88,5 +88,3 @@ def _check_names(expected: set[str], found: Translation, location: str) -> None:
             f"{location} holds tensors that a {found.name} head with its settings does not have, and they will not be "
             f"dropped: {', '.join(surplus)}."
         )
-
-

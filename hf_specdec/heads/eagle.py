@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,8 +73,8 @@ class EagleConfig:
         norm_output: whether states are fed back after the final norm, not before.
         own_embedding: whether the head has embeddings of its own; else the target's are bound.
         own_lm_head: whether the head has an output layer of its own; else the target's is bound.
-        mask_token_id: the id that stands for tokens not known yet; set for heads that draft in parallel, which also hold
-            `mask_hidden` in place of their taps.
+        mask_token_id: the id that stands for tokens not known yet; set for heads that draft in parallel, which also
+            hold `mask_hidden` in place of their taps.
         num_draft_tokens: how far to draft by default, if the head was published with a length.
 
     Raises:
@@ -152,7 +153,7 @@ class EagleConfig:
 
     def _check_eagle3(self) -> None:
         _require(bool(self.taps), "kind='eagle3' needs taps")
-        is_ascending = all(low < high for low, high in zip(self.taps, self.taps[1:], strict=False))
+        is_ascending = all(low < high for low, high in pairwise(self.taps))
         _require(is_ascending and self.taps[0] >= 0, f"taps={self.taps} must ascend from 0 on")
         _require(not self.embed_norm, "embed_norm=True belongs to kind='eagle'")
         if not self.has_fc:
