@@ -45,15 +45,20 @@ def recognise(location: str) -> Dialect:
         ValueError: if it is none of the known formats, or one that is known and not supported yet.
     """
     config = files.read_config(location)
+    with files.expected_kinds(location):
+        return _recognised(config, location)
+
+
+def _recognised(config: dict[str, Any], location: str) -> Dialect:
     _refuse_by_config(config, location)
     if (name := config.get("speculators_model_type")) is not None:
-        return _of_head(_SPECULATORS[name], config)
+        return _of_head(_SPECULATORS[name], config, location)
     if (pard := _pard(config, location)) is not None:
         return pard
     if "Qwen3Eagle3Model" in architectures(config) or ("ttt_length" in config and "target_layer_ids" in config):
         return Dialect("deepspec", "eagle")
     if _says_eagle3(config):
-        return _eagle3(config)
+        return _eagle3(config, location)
     return _by_names(config, location)
 
 
@@ -63,7 +68,7 @@ def architectures(config: dict[str, Any]) -> list[str]:
     return [str(name) for name in found] if isinstance(found, list) else [str(found)]
 
 
-def mask_id(config: dict[str, Any]) -> int | None:
+def mask_id(config: dict[str, Any], location: str) -> int | None:
     """The id that stands for unknown tokens; `None` if the settings name none.
 
     Raises:
@@ -71,14 +76,16 @@ def mask_id(config: dict[str, Any]) -> int | None:
     """
     found = {key: config[key] for key in MASK_KEYS if config.get(key) is not None}
     if len(set(found.values())) > 1:
-        raise ValueError(f"config.json contradicts itself: {found}.")
+        raise ValueError(f"{location}/config.json contradicts itself about the mask: {found}.")
     return next(iter(found.values()), None)
 
 
-def is_parallel(config: dict[str, Any]) -> bool:
+def is_parallel(config: dict[str, Any], location: str) -> bool:
     """Whether the settings say that a head drafts all tokens at once."""
     names = " ".join(architectures(config)).lower()
-    return config.get("speculators_model_type") == "peagle" or "peagle" in names or mask_id(config) is not None
+    return (
+        config.get("speculators_model_type") == "peagle" or "peagle" in names or mask_id(config, location) is not None
+    )
 
 
 def _unsupported(config: dict[str, Any]) -> str | None:
@@ -114,9 +121,9 @@ def _refuse_by_config(config: dict[str, Any], location: str) -> None:
         )
 
 
-def _of_head(name: str, config: dict[str, Any]) -> Dialect:
+def _of_head(name: str, config: dict[str, Any], location: str) -> Dialect:
     if name == "speculators peagle":
-        return Dialect(name, "parallel-head", mask_id(config))
+        return Dialect(name, "parallel-head", mask_id(config, location))
     return Dialect(name, "eagle")
 
 
@@ -126,9 +133,9 @@ def _pard(config: dict[str, Any], location: str) -> Dialect | None:
         return None
     if config.get("spd_type") != "pard" and _is_head(files.read_shapes(location)):
         return None
-    if mask_id(config) is None:
+    if mask_id(config, location) is None:
         raise ValueError(f"{location}/config.json: spd_type='pard' needs pard_token, the id of the mask.")
-    return Dialect("pard", "parallel-model", mask_id(config))
+    return Dialect("pard", "parallel-model", mask_id(config, location))
 
 
 def _says_eagle3(config: dict[str, Any]) -> bool:
@@ -137,9 +144,9 @@ def _says_eagle3(config: dict[str, Any]) -> bool:
     return "eagle3" in names or "peagle" in names or any(config.get(key) is not None for key in keys)
 
 
-def _eagle3(config: dict[str, Any]) -> Dialect:
-    if is_parallel(config):
-        return Dialect("p-eagle", "parallel-head", mask_id(config))
+def _eagle3(config: dict[str, Any], location: str) -> Dialect:
+    if is_parallel(config, location):
+        return Dialect("p-eagle", "parallel-head", mask_id(config, location))
     if "use_last_layernorm" in (config.get("eagle_config") or {}):
         return Dialect("modelopt", "eagle")
     return Dialect("specforge" if "LlamaForCausalLMEagle3" in architectures(config) else "eagle3", "eagle")
@@ -157,7 +164,7 @@ def _by_names(config: dict[str, Any], location: str) -> Dialect:
         return Dialect("causal-lm", "causal-lm")
     names = {name.removeprefix("model.") for name in files.read_shapes(location)}
     if any(name.startswith("midlayer.") for name in names) or names & {"d2t", "layers.0.hidden_norm.weight"}:
-        return _eagle3(config)
+        return _eagle3(config, location)
     if "fusion_fc.weight" in names:
         return Dialect("speculators eagle", "eagle")
     if "fc.weight" in names and any(name.startswith("layers.0.") for name in names):

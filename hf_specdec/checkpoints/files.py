@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,17 @@ def read_tensors(location: str) -> dict[str, Tensor]:
     return tensors
 
 
+@contextmanager
+def expected_kinds(location: str) -> Iterator[None]:
+    """Turns what settings of a wrong kind cause (a word for a number, a list for an object) into `ValueError`."""
+    try:
+        yield
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        raise ValueError(
+            f"{location}/config.json lacks a setting or holds one of an unexpected kind: {error!r}."
+        ) from error
+
+
 def fetch(location: str, name: str) -> Path | None:
     """One file of a checkpoint; `None` if the folder or repository has no such file.
 
@@ -135,7 +148,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} holds more than tensors, or is damaged; it was not opened: {error}") from error
-    except (RuntimeError, EOFError, ValueError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}; tensors by name were expected.")

@@ -35,9 +35,10 @@ def load_head(location: str, target: PreTrainedModel, taps: tuple[int, ...] | No
     if dialect.family not in ("eagle", "parallel-head"):
         raise ValueError(f"{location} holds a complete language model ({dialect.name}), not a head for hidden states.")
     shape = TargetShape(host.hidden_size(target), host.vocabulary_size(target), host.num_layers(target))
-    found = translate(dialect, location, files.read_config(location), files.read_tensors(location), shape, taps)
-    found = _without_copies(found, target)
-    head = _filled(found, location, target.dtype)
+    config, tensors = files.read_config(location), files.read_tensors(location)
+    with files.expected_kinds(location):
+        found = _without_copies(translate(dialect, location, config, tensors, shape, taps), target)
+        head = _filled(found, location, target.dtype)
     return head.to(target.device).bind(target).eval()
 
 

@@ -205,8 +205,10 @@ def _head_dim(source: _Source, queries: int) -> int:
     said, heads = source.body.get("head_dim"), source.body.get("num_attention_heads")
     if said and heads and said * heads != queries:
         raise source.problem(f"{heads} heads with head_dim={said} do not make the {queries} queries of the weights")
-    if said or heads:
-        return said or queries // heads
+    if said:
+        return said
+    if heads:
+        return queries // heads
     raise source.problem("neither head_dim nor num_attention_heads is given")
 
 
@@ -271,9 +273,9 @@ def _final_norm(source: _Source) -> bool:
 
 def _mask(source: _Source) -> int | None:
     is_parallel = source.dialect.family == "parallel-head" or source.has("mask_hidden")
-    if is_parallel and source.kind == "eagle3" and mask_id(source.config) is None:
+    if is_parallel and source.kind == "eagle3" and mask_id(source.config, source.location) is None:
         raise source.problem(f"a head with mask_hidden needs the id of its mask token ({', '.join(MASK_KEYS)})")
-    return mask_id(source.config) if is_parallel and source.kind == "eagle3" else None
+    return mask_id(source.config, source.location) if is_parallel and source.kind == "eagle3" else None
 
 
 def _num_draft_tokens(source: _Source) -> int | None:

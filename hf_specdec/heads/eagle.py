@@ -111,7 +111,7 @@ class EagleConfig:
     mask_token_id: int | None = None
     num_draft_tokens: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._check_numbers()
         _require(self.kind in ("eagle", "eagle3"), f"kind={self.kind!r}: allowed are 'eagle' and 'eagle3'")
         _require(bool(self.layers), "layers=(): a head needs a layer")
@@ -246,7 +246,7 @@ class EagleHead(nn.Module):
         if (found := host.hidden_size(target)) != config.target_hidden_size:
             raise ValueError(f"The head was made for hidden states {config.target_hidden_size} wide, not {found}.")
         if config.reads_tokens and not config.own_embedding:
-            embedding = target.get_input_embeddings()
+            embedding: Any = target.get_input_embeddings()
             if (found := embedding.weight.shape[1]) != config.hidden_size:
                 raise ValueError(
                     f"The target's embeddings are {found} wide, the head {config.hidden_size}; a head of "
