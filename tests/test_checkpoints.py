@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
+from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_specdec.checkpoints import Dialect, load_head, recognise
 from hf_specdec.checkpoints import files as reader
@@ -63,6 +64,20 @@ def test_a_language_model_is_recognised_whatever_its_depth(tmp_path):
     for depth in (1, 2):
         tiny(num_hidden_layers=depth).save_pretrained(tmp_path / str(depth))
         assert recognise(str(tmp_path / str(depth))) == Dialect("causal-lm", "causal-lm")
+
+
+def test_models_with_an_encoder_or_in_other_formats_are_language_models(tmp_path):
+    config = T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    assert recognise(str(tmp_path / "t5")).family == "causal-lm"
+    assert recognise(files.write(tmp_path / "gguf", LM | {"num_hidden_layers": 1}, None)).family == "causal-lm"
+
+
+def test_a_head_that_lost_its_fc_is_no_language_model(tmp_path):
+    config, tensors = files.eagle1()
+    del tensors["fc.weight"]
+    with pytest.raises(ValueError, match="no known kind"):
+        recognise(files.write(tmp_path, config, tensors))
 
 
 def test_a_language_model_with_a_mask_token_and_no_more_is_parallel(tmp_path):
@@ -254,6 +269,10 @@ def test_norm_output_means_two_things(build, changes, is_fed_back, target, tmp_p
 def test_windows_of_layers_are_read(target, tmp_path):
     changes = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
     assert load_head(written(tmp_path, files.eagle3(), **changes), target).config.layers[0].window == 2048
+    changes = {"use_sliding_window": True, "sliding_window": 1024}
+    assert load_head(written(tmp_path, files.eagle3(), **changes), target).config.layers[0].window == 1024
+    changes = {"layer_types": ["full_attention"], "use_sliding_window": True, "sliding_window": 1024}
+    assert load_head(written(tmp_path, files.eagle3(), **changes), target).config.layers[0].window is None
     changes = {"sliding_window": 2048}
     assert load_head(written(tmp_path, files.eagle3(), **changes), target).config.layers[0].window is None
 

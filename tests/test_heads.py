@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from functools import partial
 
@@ -250,3 +251,15 @@ def test_contradictory_shapes_are_refused(changes, message):
 def test_a_head_that_reads_its_taps_has_no_mask():
     with pytest.raises(ValueError, match="no mask_hidden"):
         EagleHead(small()).masked_hidden()
+
+
+@torch.no_grad()
+def test_half_precision_drafts_nearly_the_same():
+    fine = initialised(small(own_embedding=True, layers=(LayerConfig(True), LayerConfig(False))))
+    coarse = copy.deepcopy(fine).to(torch.bfloat16)
+    tokens, features, positions = torch.arange(6)[None], torch.randn(1, 6, 96).double(), torch.arange(6)[None]
+    expected = fine.logits(fine(tokens, fine.combine(features), positions))
+    states = coarse(tokens, coarse.combine(features.bfloat16()), positions, None, DynamicCache())
+    found = coarse.logits(states)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - expected).norm() < 0.05 * expected.norm()

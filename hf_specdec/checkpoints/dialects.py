@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from hf_specdec.checkpoints import files
 _SPECULATORS = {"eagle": "speculators eagle", "eagle3": "speculators eagle3", "peagle": "speculators peagle"}
 # Where heads that draft in parallel keep the id that stands for unknown tokens.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+# What families of models call their embeddings.
+_TABLES = re.compile("embed|embd|wte|shared")
 _LOOKED_FOR = (
     "speculators_model_type; draft_vocab_size, an Eagle3 architecture or 'midlayer.*' (EAGLE-3); 'fc.weight' or "
     "'fusion_fc.weight' with one layer (EAGLE-1, HASS); ttt_length with target_layer_ids (DeepSpec); 'mask_hidden' "
@@ -159,8 +162,10 @@ def _is_head(names: Any) -> bool:
 def _by_names(config: dict[str, Any], location: str) -> Dialect:
     """Settings like those of a language model: a head of EAGLE-1, or the model itself."""
     is_model = any(name.endswith(("ForCausalLM", "LMHeadModel", "Generation")) for name in architectures(config))
-    # A head has one layer; the weights of larger models are not fetched to find out.
-    if is_model and not Path(location).is_dir() and config.get("num_hidden_layers") != 1:
+    # A head has one layer; the weights of larger models are not fetched to find out. Weights in formats that are
+    # not read here (GGUF, say) belong to models.
+    is_far = not Path(location).is_dir() and config.get("num_hidden_layers") != 1
+    if is_model and (is_far or not files.has_weights(location)):
         return Dialect("causal-lm", "causal-lm")
     names = {name.removeprefix("model.") for name in files.read_shapes(location)}
     if any(name.startswith("midlayer.") for name in names) or names & {"d2t", "layers.0.hidden_norm.weight"}:
@@ -171,6 +176,6 @@ def _by_names(config: dict[str, Any], location: str) -> Dialect:
         return Dialect("eagle", "eagle")
     if any(name.startswith("mtp.") or ".eh_proj." in name for name in names) and not is_model:
         raise ValueError(f"{location} holds a MTP drafter ('mtp.*' or 'eh_proj'), which is not supported yet.")
-    if is_model and len(names) > 1 and any("embed" in name or "wte" in name for name in names):
+    if is_model and len(names) > 1 and any(_TABLES.search(name) for name in names):
         return Dialect("causal-lm", "causal-lm")
     raise ValueError(f"{location} is no known kind of drafter. Looked for {_LOOKED_FOR}.")

@@ -47,6 +47,11 @@ def weight_files(location: str) -> list[Path]:
     raise ValueError(f"{location} has no weights; looked for {', '.join(WEIGHTS)}.")
 
 
+def has_weights(location: str) -> bool:
+    """Whether there are files that `read_tensors` can read."""
+    return any(fetch(location, name) is not None for name in WEIGHTS)
+
+
 def read_shapes(location: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors; of safetensors only the headers are read.
 
