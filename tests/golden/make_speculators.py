@@ -1,32 +1,34 @@
-"""Writes tests/golden/speculators: tiny random EAGLE-3 and P-EAGLE heads and the logits that their own library computes.
+"""Writes tests/golden/speculators: tiny random EAGLE-3 and P-EAGLE heads, and what their own library makes of them.
 
 The project itself never needs this script, nor `speculators`; the tests read what it wrote. To write it again, in an
 environment of its own (`speculators` 0.9.0 wants transformers <= 5.19; where its torchvision and torchaudio do not suit
 the torch beside them, uninstall both, nothing here uses them):
 
-    python -m venv env && env/bin/pip install torch speculators==0.9.0 && env/bin/pip uninstall -y torchvision torchaudio
+    python -m venv env && env/bin/pip install torch speculators==0.9.0
+    env/bin/pip uninstall -y torchvision torchaudio
     env/bin/python tests/golden/make_speculators.py [--output tests/golden/speculators]
 
 Each folder holds `config.json` and `model.safetensors`, written by the library's `save_pretrained`, and
 `golden.safetensors`, written by us after the head was read back from that folder:
 
     features    (1, T, 96)      three tapped hidden states of 32 side by side, random
-    tokens      (1, T)          tokens[t] is the token that FOLLOWS features[t], as `shift_batch` of the library pairs them
+    tokens      (1, T)          tokens[t] is the token that FOLLOWS features[t], as `shift_batch` pairs them
     embeddings  (64, 32)        the target's input embedding; the head's own where its file has one ("own" below)
     logits      (3, T, draft)   EAGLE-3: [k, t] is what step k of the library's training-time test says in row t
     logits      (A, K, draft)   P-EAGLE: [a, d] is what slot d says after a prefix of a + 1 true rows
 
-Step k of EAGLE-3. Row t of step 0 is (features[t], tokens[t]); it attends to rows 0..t of step 0. Row t of step k > 0 is
-(state of row t of step k - 1, tokens[t + k]), a true token and not a drafted one, token 0 behind the end; it attends to
-rows 0..t of step 0 and to the rows t of steps 1..k, at position p + k where row t of step 0 has position p. So for a
-single t this is a head that has read t + 1 true rows and then ran k times on its own states.
+Step k of EAGLE-3. Row t of step 0 is (features[t], tokens[t]); it attends to rows 0..t of step 0. Row t of a step k > 0
+is (state of row t of step k - 1, tokens[t + k]), a true token and not a drafted one, token 0 behind the end; it attends
+to rows 0..t of step 0 and to the rows t of steps 1..k, at position p + k where row t of step 0 has position p. So for a
+single t this is a head that has read t + 1 true rows and then ran k times on its own states. "eagle3_sliding" sees the
+last 4 of the true rows only, and all of its own: counted from t, so that the window does not move with k.
 
 Slots of P-EAGLE. Row a is (features[a], tokens[a]) and answers slot 0; slots d > 0 are (mask_hidden, the mask token) at
-position p + d, attending to true rows 0..a and to the slots up to d of the same a. The library draws at random which (a, d) it
-trains; the draw is replaced here by all of them with a + K <= T.
+position p + d, attending to true rows 0..a and to the slots up to d of the same a. The library draws at random which
+(a, d) it trains; the draw is replaced here by all of them with a + K <= T.
 
-Positions: the library counts EAGLE-3's rows from 1 and P-EAGLE's from 0. Both use rotary positions, which are relative, so
-any first position gives these logits up to rounding. Everything is float32, computed with eager attention on the CPU.
+Positions: the library counts EAGLE-3's rows from 1 and P-EAGLE's from 0. Both use rotary positions, which are relative,
+so any first position gives these logits up to rounding. All is float32, computed with eager attention on the CPU.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from safetensors.torch import save_file
 from speculators import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+from speculators.models.peagle import PEagleDraftModel
 from speculators.models.peagle import core as peagle_core
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
@@ -145,8 +147,10 @@ def randomised(model: Eagle3DraftModel, seed: int) -> Eagle3DraftModel:
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             noise = torch.randn(weight.shape, generator=generator)
-            is_norm = weight.dim() == 1 and name.endswith("norm.weight") or "fc_norm" in name
-            weight.copy_(1 + 0.3 * noise if is_norm else noise * (0.5 if weight.dim() == 1 else weight.shape[-1] ** -0.5))
+            if "norm" in name:
+                weight.copy_(1 + 0.3 * noise)
+            else:
+                weight.copy_(noise * (0.5 if weight.dim() == 1 else weight.shape[-1] ** -0.5))
         model.embed_tokens.weight.mul_(4)
     if model.use_draft_vocab:
         chosen = torch.randperm(VOCAB, generator=generator)[: model.draft_vocab_size].sort().values
