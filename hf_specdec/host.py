@@ -19,6 +19,7 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
+    LlamaConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -43,6 +44,7 @@ from transformers.generation import (
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # Transformers 5.24 hands caches around as `cache`; older releases say `past_key_values`.
@@ -125,6 +127,16 @@ def vocabulary_size(model: Any) -> int:
     if head is not None and hasattr(head, "weight"):
         return head.weight.shape[0]
     return model.config.get_text_config(decoder=True).vocab_size
+
+
+def hidden_size(model: Any) -> int:
+    """Width of the hidden states between the decoder's layers."""
+    return model.config.get_text_config(decoder=True).hidden_size
+
+
+def num_layers(model: Any) -> int:
+    """Layers of the decoder."""
+    return model.config.get_text_config(decoder=True).num_hidden_layers
 
 
 def position_limit(model: Any, num_tokens: int) -> int | None:
@@ -624,11 +636,6 @@ def _mask_of_kind(model: Any, cache: Cache, mask: Tensor | None, seen: Tensor, n
 # --- what the layers say ----------------------------------------------------------------------------------
 
 
-def num_layers(model: Any) -> int:
-    """Layers of the decoder; `hidden_states` of a pass have one entry more."""
-    return model.config.get_text_config(decoder=True).num_hidden_layers
-
-
 def decoder_layers(model: Any) -> Any:
     """The decoder's layers, in order.
 
@@ -1048,3 +1055,36 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
 
 # Layers that can be rolled back from the first pass on, since they keep whatever they were given.
 _FORGET_NOTHING = (DynamicLayer, StaticLayer, _CroppableStaticLayer)
+
+
+# --- rotary embeddings ------------------------------------------------------------------------------------
+
+# Kinds whose frequencies never change with the length of the text.
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def rope_frequencies(settings: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
+    """Rotary frequencies as the host computes them.
+
+    Args:
+        settings: `rope_type` (one of `ROPE_KINDS`), `rope_theta`, and what that kind reads; also
+            `max_position_embeddings`, from which "yarn" may take its factor.
+        head_dim: of the attention.
+
+    Returns:
+        Frequencies, shape (D / 2,) for the first D dimensions of a head, and the factor for cosine and sine.
+    """
+    rope = {name: value for name, value in settings.items() if name != "max_position_embeddings"}
+    if rope["rope_type"] == "default":
+        width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        exponents = torch.arange(0, width, 2, dtype=torch.int64, device="cpu").float() / width
+        return 1.0 / rope["rope_theta"] ** exponents, 1.0
+    config = LlamaConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        head_dim=head_dim,
+        max_position_embeddings=settings.get("max_position_embeddings", 2048),
+        rope_parameters=rope,
+    )
+    with torch.device("cpu"):  # also while a model is built without weights
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+import hf_specdec
 from tests.test_bench import entries
 from tests.tokenizers_for_tests import save_tiny
 
@@ -67,6 +72,53 @@ def test_indexes(name, more, capsys):
     found = document(name, capsys, "--sizes", 500, *more)
     assert {row["history"] for row in found["results"]} == {500}
     assert all(row["propose_us"] > 0 for row in found["results"])
+
+
+PEER = """
+import dataclasses, types
+__version__ = "0"
+Config = dataclasses.make_dataclass("Config", ["param_dtype"])
+DecodeConfig = dataclasses.make_dataclass("DecodeConfig", ["cycle_length"])
+class Model:
+    def __init__(self, target): self.target = target
+    def decode(self, ids, count, decoding, stop):
+        assert decoding.cycle_length == 4
+        output = self.target.generate(ids, max_new_tokens=count, do_sample=False)
+        return types.SimpleNamespace(tokens=output[0, ids.shape[1] :])
+def read_checkpoint(folder): return types.SimpleNamespace(configs=[Config("float32")])
+def attach(target, checkpoint): return Model(target)
+"""
+
+
+def head_for(target, folder):
+    """A golden head whose target has another number of ids."""
+    shutil.copytree(Path(__file__).parent / "golden/speculators/eagle3_residual", folder)
+    vocabulary = json.loads(Path(target, "config.json").read_text())["vocab_size"]
+    config = json.loads((folder / "config.json").read_text())
+    config["transformer_layer_config"]["vocab_size"] = vocabulary
+    config["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(vocabulary - 64, dtype=torch.bool)])
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.skipif(not hasattr(hf_specdec, "load_drafter"), reason="heads are no drafters yet")
+@pytest.mark.parametrize("has_peer", [False, True])
+def test_peers(has_peer, target, capsys, tmp_path, monkeypatch):
+    """The peer is a stand-in: its package is not here, and only the comparison is tested."""
+    (tmp_path / "economize.py").write_text(PEER)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps(entry) + "\n" for entry in entries()))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(SCRIPTS.parent)]))
+    peer = ["--python-of-peer", sys.executable] if has_peer else []
+    given = [*float32(target), "--head", head_for(target, tmp_path / "head"), "--questions", questions, "--limit", 1]
+    found = document("peers", capsys, *given, "--max-new-tokens", 12, "--num-draft-tokens", 3, *peer)
+    assert set(found["sides"]) == {"plain", "hf_specdec"} | ({"economize"} if has_peer else set())
+    assert ("ours_over_peer" in found) == has_peer
+    assert [side["as_plain"] for side in found["sides"].values()] == [3] * len(found["sides"])
+    assert found["sides"]["plain"]["tokens_per_pass"] == 1 <= found["sides"]["hf_specdec"]["tokens_per_pass"]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LAYERS = [
     ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history"],
     ["host"],
+    ["heads.eagle", "heads"],
     ["state", "slots", "cached_model", "request"],
     ["verify", "scorer"],
     ["stopping", "streaming", "recording", "room"],
@@ -20,6 +21,8 @@ LAYERS = [
     ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
     ["drafters.encoder_decoder", "drafters.draft_model"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
+    ["checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
+    ["checkpoints.translate", "checkpoints.load", "checkpoints"],
     ["loop", "candidates", "hub"],
     ["generation"],
     ["", "demo_model", "loading"],

@@ -1,0 +1,162 @@
+"""The files of a checkpoint, local or on the Hub: settings, names and tensors. Nothing in them is executed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+# In the order in which they are looked for; an index names several files.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def read_config(location: str) -> dict[str, Any]:
+    """The settings of a checkpoint.
+
+    Args:
+        location: a local folder or a Hub id.
+
+    Raises:
+        ValueError: if there is no `config.json`, or it is no JSON object.
+    """
+    path = fetch(location, "config.json")
+    if path is None:
+        raise ValueError(f"{location} has no config.json.")
+    return _read_json(path)
+
+
+def weight_files(location: str) -> list[Path]:
+    """The files with the tensors, safetensors before pickles.
+
+    Raises:
+        ValueError: if there are none, or an index names one that is missing.
+    """
+    for name in WEIGHTS:
+        if (path := fetch(location, name)) is not None:
+            return _shards(location, path) if name.endswith(".index.json") else [path]
+    raise ValueError(f"{location} has no weights; looked for {', '.join(WEIGHTS)}.")
+
+
+def has_weights(location: str) -> bool:
+    """Whether there are files that `read_tensors` can read."""
+    return any(fetch(location, name) is not None for name in WEIGHTS)
+
+
+def read_shapes(location: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors; of safetensors only the headers are read.
+
+    Raises:
+        ValueError: as `read_tensors`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(location):
+        found = _header(path) if path.suffix == ".safetensors" else _tensors(path)
+        shapes |= {name: tuple(value if isinstance(value, list) else value.shape) for name, value in found.items()}
+    return shapes
+
+
+def read_tensors(location: str) -> dict[str, Tensor]:
+    """All tensors, on the CPU.
+
+    Raises:
+        ValueError: if a file is damaged or holds more than tensors, or a tensor appears in two files.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(location):
+        found = _tensors(path)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise ValueError(f"{path} repeats tensors of another file: {', '.join(twice)}.")
+        tensors |= found
+    return tensors
+
+
+@contextmanager
+def expected_kinds(location: str) -> Iterator[None]:
+    """Turns what settings of a wrong kind cause (a word for a number, a list for an object) into `ValueError`."""
+    try:
+        yield
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        raise ValueError(
+            f"{location}/config.json lacks a setting or holds one of an unexpected kind: {error!r}."
+        ) from error
+
+
+def fetch(location: str, name: str) -> Path | None:
+    """One file of a checkpoint; `None` if the folder or repository has no such file.
+
+    Raises:
+        ValueError: if the repository cannot be reached or does not exist.
+    """
+    if Path(location).is_dir():
+        path = Path(location) / name
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(location, name))
+    except LocalEntryNotFoundError as error:
+        raise ValueError(f"{name} of {location} is not in the cache, and the Hub cannot be reached: {error}") from error
+    except EntryNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{location} could not be opened: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}; an object was expected.")
+    return found
+
+
+def _shards(location: str, index: Path) -> list[Path]:
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ValueError(f"{index} has no weight_map.")
+    paths = []
+    for name in sorted(set(names.values())):
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{index} names {name!r}, which is no file beside it.")
+        path = fetch(location, name)
+        if path is None:
+            raise ValueError(f"{index} names {name}, which is missing.")
+        paths.append(path)
+    return paths
+
+
+def _header(path: Path) -> dict[str, list[int]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path} holds more than tensors, or is damaged; it was not opened: {error}") from error
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}; tensors by name were expected.")
+    if others := sorted(str(name) for name, value in found.items() if not isinstance(value, Tensor)):
+        raise ValueError(f"{path} holds more than tensors: {', '.join(others)}.")
+    return found

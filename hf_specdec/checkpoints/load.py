@@ -1,0 +1,91 @@
+"""Opens the head of a checkpoint for a target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_specdec import host
+from hf_specdec.checkpoints import files
+from hf_specdec.checkpoints.dialects import recognise
+from hf_specdec.checkpoints.translate import TargetShape, Translation, translate
+from hf_specdec.heads import EagleHead
+
+
+def load_head(location: str, target: PreTrainedModel, taps: tuple[int, ...] | None = None) -> EagleHead:
+    """Opens a head of the EAGLE family, whoever published it, and binds it to its target.
+
+    Args:
+        location: a local folder or a Hub id.
+        target: the model the head was trained for.
+        taps: indices into the target's `hidden_states` to read instead of those the checkpoint names. Formats disagree
+            about whether a layer's id means what enters or what leaves it.
+
+    Returns:
+        The head, in evaluation mode, on the target's device and in its dtype.
+
+    Raises:
+        ValueError: if the checkpoint is no such head, was made for another target, lacks or exceeds what its settings
+            say, or holds values that are no numbers. The message names the file and the key.
+    """
+    dialect = recognise(location)
+    if dialect.family not in ("eagle", "parallel-head"):
+        raise ValueError(f"{location} holds a complete language model ({dialect.name}), not a head for hidden states.")
+    shape = TargetShape(host.hidden_size(target), host.vocabulary_size(target), host.num_layers(target))
+    config, tensors = files.read_config(location), files.read_tensors(location)
+    with files.expected_kinds(location):
+        found = _without_copies(translate(dialect, location, config, tensors, shape, taps), target)
+        head = _filled(found, location, target.dtype)
+    return head.to(target.device).bind(target).eval()
+
+
+def _without_copies(found: Translation, target: PreTrainedModel) -> Translation:
+    """Shares with the target what the checkpoint copied from it."""
+    config, tensors = found.config, dict(found.tensors)
+    if config.own_embedding and _is_copy(tensors["embed_tokens.weight"], target.get_input_embeddings()):
+        del tensors["embed_tokens.weight"]
+        config = replace(config, own_embedding=False)
+    if config.own_lm_head and _is_copy(tensors["lm_head.weight"], target.get_output_embeddings()):
+        del tensors["lm_head.weight"]
+        config = replace(config, own_lm_head=False)
+    return replace(found, config=config, tensors=tensors)
+
+
+def _is_copy(ours: Tensor, module: torch.nn.Module | None) -> bool:
+    theirs = getattr(module, "weight", None)
+    if not isinstance(theirs, Tensor) or getattr(module, "bias", None) is not None or theirs.device.type == "meta":
+        return False
+    if theirs.shape != ours.shape or not theirs.is_floating_point():
+        return False
+    # A few rows first: most tables that differ differ everywhere.
+    return all(torch.equal(ours[:rows].to(theirs), theirs[:rows]) for rows in (8, len(ours)))
+
+
+def _filled(found: Translation, location: str, dtype: torch.dtype) -> EagleHead:
+    """The head with all its weights, or an error that names those that are missing, left over or of another shape."""
+    with torch.device("meta"):
+        head = EagleHead(found.config)
+    expected = head.state_dict()
+    _check_names(set(expected), found, location)
+    for name, value in found.tensors.items():
+        if expected[name].shape != value.shape:
+            raise ValueError(
+                f"{location}: {found.origin(name)} has shape {tuple(value.shape)}; "
+                f"{tuple(expected[name].shape)} was expected."
+            )
+    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.tensors.items()}
+    head.load_state_dict(weights, assign=True)
+    return head
+
+
+def _check_names(expected: set[str], found: Translation, location: str) -> None:
+    if missing := sorted(expected - set(found.tensors)):
+        raise ValueError(f"{location} lacks tensors of a {found.name} head: {', '.join(missing)}.")
+    if surplus := sorted(found.origin(name) for name in set(found.tensors) - expected):
+        raise ValueError(
+            f"{location} holds tensors that a {found.name} head with its settings does not have, and they will not be "
+            f"dropped: {', '.join(surplus)}."
+        )

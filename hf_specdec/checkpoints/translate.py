@@ -1,0 +1,357 @@
+"""Foreign settings and tensors of EAGLE heads, in every dialect, as an `EagleConfig` and a state dict.
+
+The shapes of tensors win over numbers in the settings: these are often copied from a target. What decides by a key:
+
+- `norm_before_residual` missing means False, for all dialects: the library that writes speculators files says so, and
+  so do the heads that came first. (vLLM reads the same file as True.)
+- `norm_output` means in speculators files that states are fed back after the norm. Elsewhere it may only mean that
+  there is a norm before the output layer, unless `fc_norm` stands beside it (EAGLE-3.1, which has both).
+- A second layer reads embeddings if its queries are 2H wide.
+- Layer ids: see `_taps`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hf_specdec.checkpoints import names
+from hf_specdec.checkpoints.dialects import MASK_KEYS, Dialect, mask_id
+from hf_specdec.checkpoints.vocabulary import draft_ids
+from hf_specdec.heads import EagleConfig, LayerConfig
+
+_AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+class TargetShape(NamedTuple):
+    """What a head must fit."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A head in our words.
+
+    Attributes:
+        name: of the dialect.
+        config: of the head.
+        tensors: under the names of `EagleHead`.
+        origins: the names they have in the file.
+    """
+
+    name: str
+    config: EagleConfig
+    tensors: dict[str, Tensor]
+    origins: dict[str, str]
+
+    def origin(self, name: str) -> str:
+        """What a tensor is called in the file."""
+        return self.origins.get(name, name)
+
+
+class _Source:
+    """A checkpoint with the questions that its translation asks."""
+
+    def __init__(self, dialect: Dialect, location: str, config: dict[str, Any], tensors: dict[str, Tensor]):
+        self.dialect, self.location, self.config = dialect, location, config
+        self.body: dict[str, Any] = config.get("transformer_layer_config") or config
+        self.nested: dict[str, Any] = config.get("eagle_config") or {}
+        self.found = names.renamed(tensors, location)
+        self.num_layers = names.num_layers(self.found, location)
+        self.kind = "eagle" if dialect.name in ("eagle", "speculators eagle") else "eagle3"
+        self.hidden_size = self.shape("layers.0.self_attn.o_proj.weight")[0]
+
+    def has(self, name: str) -> bool:
+        return name in self.found
+
+    def has_any(self, ending: str) -> bool:
+        return any(name.endswith(ending) for name in self.found)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self.found:
+            raise ValueError(f"{self.location} lacks tensors of a {self.dialect.name} head: {name}.")
+        shape = tuple(self.found[name][1].shape)
+        if len(shape) != (1 if "norm" in name else 2):
+            raise ValueError(f"{self.location}: {self.found[name][0]} has shape {shape}.")
+        return shape
+
+    def flag(self, key: str) -> bool | None:
+        """An option, which may stand in either of two places; `None` if it stands in neither."""
+        values = {bool(place[key]) for place in (self.config, self.nested) if place.get(key) is not None}
+        if len(values) > 1:
+            raise self.problem(f"{key} and eagle_config.{key} contradict each other")
+        return next(iter(values), None)
+
+    def option(self, key: str, tensor: str) -> bool:
+        """An option that shows in a tensor: said or seen, unless what is seen was denied."""
+        said, is_seen = self.flag(key), any(name.startswith(tensor) for name in self.found)
+        if said is False and is_seen:
+            raise self.problem(f"{key}=false, but the weights hold {tensor}*")
+        return bool(said) or is_seen
+
+    def problem(self, text: str) -> ValueError:
+        return ValueError(f"{self.location}/config.json: {text}.")
+
+
+def translate(
+    dialect: Dialect,
+    location: str,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    target: TargetShape,
+    taps: tuple[int, ...] | None = None,
+) -> Translation:
+    """Brings a checkpoint of any EAGLE dialect into our words.
+
+    Args:
+        dialect: as recognised.
+        location: for messages.
+        config: as in its config.json.
+        tensors: as in its files.
+        target: what the head must fit.
+        taps: overrides which hidden states are read.
+
+    Raises:
+        ValueError: if options contradict each other, the tensors or the target, or are not supported.
+    """
+    source = _Source(dialect, location, config, tensors)
+    _refuse_options(source)
+    _check_target(source, target)
+    has_own_head = source.has("lm_head.weight")
+    num_ids = source.shape("lm_head.weight")[0] if has_own_head else target.vocab_size
+    weights = {name: value for name, (_, value) in source.found.items()}
+    offsets, members = weights.pop("d2t", None), weights.pop("t2d", None)
+    if not has_own_head and any(ids is not None and len(ids) != num_ids for ids in (offsets, members)):
+        raise ValueError(f"{location} cuts the vocabulary (d2t) and lacks lm_head.weight.")
+    weights["draft_ids"] = draft_ids(offsets, members, num_ids, target.vocab_size, location)
+    if "mask_hidden" in weights:
+        weights["mask_hidden"] = weights["mask_hidden"].flatten()
+    try:
+        head = EagleConfig(
+            draft_vocab_size=num_ids, **_sizes(source, target), **_options(source), **_tapped(source, target, taps)
+        )
+    except ValueError as error:
+        raise ValueError(f"{location}: {error}") from error
+    origins = {name: original for name, (original, _) in source.found.items()}
+    return Translation(dialect.name, head, weights, origins)
+
+
+def _refuse_options(source: _Source) -> None:
+    activation = source.body.get("hidden_act")
+    if activation not in (None, "silu", "swish"):
+        raise source.problem(f"hidden_act={activation!r}; heads with 'silu' are supported")
+    for key, allowed in (("use_mtp_layernorm", False), ("next_layer_regular", True)):
+        if source.flag(key) not in (None, allowed):
+            raise source.problem(f"{key}={str(not allowed).lower()} is not supported yet")
+    if (source.nested.get("parallel_draft_step") or 1) > 1:
+        raise source.problem("parallel_draft_step > 1 adds Medusa-like heads, which are not supported yet")
+
+
+def _check_target(source: _Source, target: TargetShape) -> None:
+    """Raises `ValueError` for a head of another target, as far as widths and vocabularies tell."""
+    width = source.config.get("target_hidden_size")
+    if width is not None and width != target.hidden_size:
+        raise source.problem(
+            f"target_hidden_size={width}, but the target's hidden states are {target.hidden_size} wide"
+        )
+    if source.kind == "eagle" and source.hidden_size != target.hidden_size:
+        name, found = source.found["layers.0.self_attn.o_proj.weight"][0], source.hidden_size
+        raise ValueError(f"{source.location}: {name} is {found} wide; the target's hidden states {target.hidden_size}.")
+    is_narrow = source.hidden_size != target.hidden_size
+    if is_narrow and not (source.has("embed_tokens.weight") and source.has("lm_head.weight")):
+        raise ValueError(
+            f"{source.location}: the head is {source.hidden_size} wide, the target {target.hidden_size}, so it needs "
+            "embed_tokens.weight and lm_head.weight of its own, and lacks them. Is it a head for another target?"
+        )
+    sizes = {"t2d": len(source.found["t2d"][1])} if source.has("t2d") else {}
+    if source.has("embed_tokens.weight"):
+        sizes["embed_tokens.weight"] = source.shape("embed_tokens.weight")[0]
+    if not sizes and (vocabulary := source.body.get("vocab_size")) is not None:
+        sizes["config.json: vocab_size"] = vocabulary
+    for name, found in sizes.items():
+        if found != target.vocab_size:
+            raise ValueError(
+                f"{source.location}: {name} is made for {found} ids; the target scores {target.vocab_size}."
+            )
+
+
+def _sizes(source: _Source, target: TargetShape) -> dict[str, Any]:
+    queries, keys = (source.shape(f"layers.0.self_attn.{name}_proj.weight")[0] for name in "qk")
+    head_dim = _head_dim(source, queries)
+    if queries % head_dim or keys % head_dim:
+        raise source.problem(f"head_dim={head_dim} fits neither {queries} columns of queries nor {keys} of keys")
+    return {
+        "kind": source.kind,
+        "hidden_size": source.hidden_size,
+        "target_hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_heads": queries // head_dim,
+        "num_kv_heads": keys // head_dim,
+        "head_dim": head_dim,
+        "intermediate_size": source.shape("layers.0.mlp.gate_proj.weight")[0],
+        "layers": tuple(_layer(source, index) for index in range(source.num_layers)),
+    }
+
+
+def _head_dim(source: _Source, queries: int) -> int:
+    if source.has("layers.0.self_attn.q_norm.weight"):
+        return source.shape("layers.0.self_attn.q_norm.weight")[0]
+    said, heads = source.body.get("head_dim"), source.body.get("num_attention_heads")
+    if said and heads and said * heads != queries:
+        raise source.problem(f"{heads} heads with head_dim={said} do not make the {queries} queries of the weights")
+    if said:
+        return said
+    if heads:
+        return queries // heads
+    raise source.problem("neither head_dim nor num_attention_heads is given")
+
+
+def _layer(source: _Source, index: int) -> LayerConfig:
+    width, prefix = source.shape(f"layers.{index}.self_attn.q_proj.weight")[1], f"layers.{index}."
+    allowed = (source.hidden_size,) if source.kind == "eagle" else (source.hidden_size, 2 * source.hidden_size)
+    if width not in allowed:
+        expected = " or ".join(map(str, allowed))
+        name = source.found[f"{prefix}self_attn.q_proj.weight"][0]
+        raise ValueError(f"{source.location}: {name} reads {width} columns; {expected} were expected.")
+    has_norm = source.has(f"{prefix}input_layernorm.weight")
+    said = source.flag("use_input_layernorm_in_first_layer") if index == 0 else None
+    if said is False and has_norm:
+        raise source.problem("use_input_layernorm_in_first_layer=false, but the weights hold that norm")
+    may_lack = index == 0 and (source.kind == "eagle" or said is False)
+    return LayerConfig(width != source.hidden_size, has_norm or not may_lack, _window(source, index))
+
+
+def _window(source: _Source, index: int) -> int | None:
+    kinds = source.body.get("layer_types")
+    slides = kinds[index] == "sliding_attention" if kinds and index < len(kinds) else False
+    slides = slides or (not kinds and bool(source.body.get("use_sliding_window")))
+    return source.body.get("sliding_window") if slides else None
+
+
+def _options(source: _Source) -> dict[str, Any]:
+    is_eagle3 = source.kind == "eagle3"
+    options = {
+        "rms_norm_eps": source.body.get("rms_norm_eps", 1e-6),
+        "rope": _rope(source),
+        "fc_bias": source.has("fc.bias"),
+        "qkv_bias": source.has_any("self_attn.q_proj.bias"),
+        "output_bias": source.has_any("self_attn.o_proj.bias"),
+        "mlp_bias": source.has_any("mlp.gate_proj.bias"),
+        "qk_norm": source.has_any("self_attn.q_norm.weight"),
+        "embed_norm": not is_eagle3 and source.has("embed_norm.weight"),
+        "final_norm": _final_norm(source),
+        "own_embedding": source.has("embed_tokens.weight"),
+        "own_lm_head": source.has("lm_head.weight"),
+        "mask_token_id": _mask(source),
+        "num_draft_tokens": _num_draft_tokens(source),
+    }
+    return options | (_eagle3_options(source) if is_eagle3 else {})
+
+
+def _eagle3_options(source: _Source) -> dict[str, Any]:
+    fc_norm = source.option("fc_norm", "fc_norm.") or bool(source.flag("use_aux_norm"))
+    is_fed_back = source.flag("norm_output") and ("speculators_model_type" in source.config or fc_norm)
+    return {
+        "norm_before_fc": source.option("norm_before_fc", "input_norm."),
+        "fc_norm": fc_norm,
+        "norm_before_residual": bool(source.flag("norm_before_residual")),
+        "norm_output": bool(is_fed_back),
+    }
+
+
+def _final_norm(source: _Source) -> bool:
+    if source.kind == "eagle":  # only the variants with a name for it have one
+        return "lm_head" in source.found.get("norm.weight", ("",))[0]
+    return source.has("norm.weight") or source.flag("use_last_layernorm") is not False
+
+
+def _mask(source: _Source) -> int | None:
+    is_parallel = source.dialect.family == "parallel-head" or source.has("mask_hidden")
+    if is_parallel and source.kind == "eagle3" and mask_id(source.config, source.location) is None:
+        raise source.problem(f"a head with mask_hidden needs the id of its mask token ({', '.join(MASK_KEYS)})")
+    return mask_id(source.config, source.location) if is_parallel and source.kind == "eagle3" else None
+
+
+def _num_draft_tokens(source: _Source) -> int | None:
+    methods = (source.config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return methods[0].get("speculative_tokens")
+
+
+def _rope(source: _Source) -> dict[str, Any]:
+    """Rotary settings: `rope_parameters` wins over the older keys beside it, 10000 where no base is given."""
+    body = source.body
+    rope = dict(body.get("rope_parameters") or body.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise source.problem("rope_parameters by kind of layer are not supported yet")
+    kind = rope.pop("type", None)
+    rope["rope_type"] = rope.get("rope_type") or kind or "default"
+    rope["rope_theta"] = float(rope.get("rope_theta") or body.get("rope_theta") or 10000.0)
+    if (partial := body.get("partial_rotary_factor")) is not None:
+        rope.setdefault("partial_rotary_factor", partial)
+    if body.get("max_position_embeddings"):
+        rope["max_position_embeddings"] = body["max_position_embeddings"]
+    return rope
+
+
+def _tapped(source: _Source, target: TargetShape, override: tuple[int, ...] | None) -> dict[str, Any]:
+    """The taps, and whether they are joined by `fc`."""
+    if source.kind == "eagle":
+        if override is not None:
+            raise ValueError(f"{source.location} holds an EAGLE-1 head, which has no taps; leave taps= out.")
+        return {}
+    if source.flag("use_aux_hidden_state") is False:
+        if source.has("fc.weight"):
+            raise source.problem("use_aux_hidden_state=false, but the weights hold fc.weight")
+        return {"has_fc": False, "taps": _checked_taps(override or (target.num_layers,), 1, source, target)}
+    columns = source.shape("fc.weight")[1]
+    if columns % target.hidden_size:
+        name = source.found["fc.weight"][0]
+        raise ValueError(
+            f"{source.location}: {name} reads {columns} columns, which are no multiple of the {target.hidden_size} "
+            "of the target's hidden states."
+        )
+    num_taps = columns // target.hidden_size
+    return {"taps": _checked_taps(override or _taps(source, target), num_taps, source, target)}
+
+
+def _taps(source: _Source, target: TargetShape) -> tuple[int, ...]:
+    """Indices into `hidden_states`, in which a layer's output stands one behind its number.
+
+    Settings beside the other ones of the speculators library count that way. Those in `eagle_config` (SpecForge,
+    ModelOpt) and DeepSpec's name layers whose output is read, unless one is the number of layers, which no layer
+    has. Without any it is the rule of the first heads: {2, n // 2, n - 3}.
+    """
+    depth, found = target.num_layers, {}
+    for key in (_AUX_IDS, "aux_hidden_state_layer_ids"):
+        if source.config.get(key) is not None:
+            found[key] = tuple(source.config[key])
+    if (ids := source.nested.get(_AUX_IDS)) is not None:
+        shift = 0 if max(ids, default=0) == depth else 1
+        found[f"eagle_config.{_AUX_IDS}"] = tuple(index + shift for index in ids)
+    if source.dialect.name == "deepspec" and (ids := source.config.get("target_layer_ids")) is not None:
+        found["target_layer_ids"] = tuple(index + 1 for index in ids)
+    if len(set(found.values())) > 1:
+        raise source.problem(f"{' and '.join(found)} contradict each other; pass taps=")
+    return next(iter(found.values()), (2, depth // 2, depth - 3))
+
+
+def _checked_taps(taps: tuple[int, ...], num_taps: int, source: _Source, target: TargetShape) -> tuple[int, ...]:
+    taps = tuple(taps)
+    if len(taps) != num_taps:
+        raise ValueError(
+            f"{source.location}: fc.weight reads {num_taps} hidden states of the target's width, "
+            f"but {len(taps)} are named: {taps}. Is it a head for another target?"
+        )
+    is_ascending = all(low < high for low, high in pairwise(taps))
+    if not is_ascending or not 0 <= taps[0] <= taps[-1] <= target.num_layers:
+        raise ValueError(
+            f"{source.location}: hidden states {taps} are to be read; of a target with {target.num_layers} layers they "
+            f"must ascend within 0 ... {target.num_layers}. Is it a head for another target?"
+        )
+    return taps
