@@ -151,6 +151,7 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (the default)")
     parser.add_argument("--num-draft-tokens", type=int, metavar="K", help="longest draft (each strategy's own)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first question (0)")
+    parser.add_argument("--past-ends", action="store_true", help="all variants write --max-new-tokens, past any end")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON document to a file")
 
 

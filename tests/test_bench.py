@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from unittest import mock
 
 import pytest
 
@@ -89,6 +90,17 @@ def test_float32_outputs_are_identical_to_plain(document):
     for figures in document["variants"].values():
         assert figures["total"]["identical"] == figures["total"]["questions"] == 6
         assert figures.get("differences", []) == []
+
+
+def test_past_ends_every_answer_has_the_full_length(folders):
+    """A target that ends at once, were it allowed to."""
+    target, _, questions = folders
+    variants = ("plain", "host-prompt-lookup", "prompt-lookup")
+    settings = options(questions, target, variants=variants, limit=1, past_ends=True)
+    with mock.patch("hf_specdec.checks.bench._end_ids", return_value=set(range(10_000))):
+        document = run_bench(settings)
+    for figures in document["variants"].values():
+        assert figures["total"]["tokens"] == 12 * figures["total"]["questions"] == 36
 
 
 def test_plain_is_its_own_base(document):

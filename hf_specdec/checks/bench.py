@@ -69,6 +69,8 @@ class BenchOptions:
         temperature: 0 is greedy. Other sampling settings stay those of the model's generation config.
         num_draft_tokens: longest draft of our variants; `None` leaves it to each strategy.
         seed: of the first question; every variant answers a question from the same seed.
+        past_ends: whether answers go on past the end-of-sequence ids, so that all variants write as many tokens: batches
+            are then as full at the end as in the beginning.
 
     Raises:
         ValueError: if a value is out of range or a variant is unknown.
@@ -87,6 +89,7 @@ class BenchOptions:
     temperature: float = 0.0
     num_draft_tokens: int | None = None
     seed: int = 0
+    past_ends: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_new_tokens"):
@@ -166,7 +169,7 @@ class Bench:
         self.model, self.tokenizer = load_target(options.target, options.dtype, options.device)
         hf_specdec.enable(self.model)
         self.variants = {name: _build(name, self.model) for name in options.names} | (others or {})
-        self.ends = _end_ids(self.model)
+        self.ends = set() if options.past_ends else _end_ids(self.model)
         self.target_passes = 0
         self.model.register_forward_pre_hook(self._count_pass)
 
@@ -293,6 +296,8 @@ class Bench:
             arguments["num_draft_tokens"] = options.num_draft_tokens
         if options.temperature > 0:
             arguments["temperature"] = options.temperature
+        if options.past_ends:
+            arguments["eos_token_id"] = None
         return arguments | {"do_sample": options.temperature > 0, "pad_token_id": self.tokenizer.pad_token_id}
 
     def _count_pass(self, *_: Any) -> None:
