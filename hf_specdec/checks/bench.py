@@ -69,8 +69,8 @@ class BenchOptions:
         temperature: 0 is greedy. Other sampling settings stay those of the model's generation config.
         num_draft_tokens: longest draft of our variants; `None` leaves it to each strategy.
         seed: of the first question; every variant answers a question from the same seed.
-        past_ends: whether answers go on past the end-of-sequence ids, so that all variants write as many tokens: batches
-            are then as full at the end as in the beginning.
+        past_ends: whether answers go on past the end-of-sequence ids: all variants then write as many tokens, and
+            batches stay full.
 
     Raises:
         ValueError: if a value is out of range or a variant is unknown.
