@@ -8,10 +8,12 @@ stays what it is.
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 # Older outcomes fade once a rate has seen this many, so that it follows the text.
 _MEMORY = 32.0
@@ -154,13 +156,30 @@ class Trials:
 PLAIN, FREE = "(plain)", "(free)"
 
 
+class Load(NamedTuple):
+    """What the cost of a round depends on beside its width.
+
+    Attributes:
+        num_rows: rows in the target's pass.
+        size: of the text that has been read, in steps of which two double it.
+    """
+
+    num_rows: int
+    size: int = 0
+
+    @classmethod
+    def of(cls, num_rows: int, num_tokens: int) -> Load:
+        """The load of rows of which the longest has so many tokens."""
+        return cls(num_rows, round(2 * math.log2(max(1, num_tokens))))
+
+
 class Experience:
     """What the rounds of a drafter's arms with one target have taught; kept over calls."""
 
     def __init__(self) -> None:
         self.acceptance: dict[str, Acceptance] = {}
         self.trials: dict[str, Trials] = {}
-        self.round_seconds: dict[tuple[str, int], RoundSeconds] = {}
+        self.round_seconds: dict[tuple[str, Load], RoundSeconds] = {}
 
     def acceptance_of(self, arm: str) -> Acceptance:
         """The acceptance rates of an arm."""
@@ -170,32 +189,33 @@ class Experience:
         """The trials of an arm, or of `PLAIN` rounds."""
         return self.trials.setdefault(arm, Trials())
 
-    def is_measured(self, arm: str, num_rows: int) -> bool:
-        """Whether seconds of an arm, or of `PLAIN` rounds, are known for so many rows."""
-        return self._line(arm, num_rows).line is not None
+    def is_measured(self, arm: str, load: Load) -> bool:
+        """Whether seconds of an arm, or of `PLAIN` rounds, are known under a load."""
+        return self._line(arm, load).line is not None
 
-    def record_seconds(self, arm: str, num_rows: int, width: int, seconds: float) -> None:
+    def record_seconds(self, arm: str, load: Load, width: int, seconds: float) -> None:
         """Notes how long a round took, everything included.
 
         Args:
             arm: who drafted with passes of its own; `FREE` or `PLAIN` if nobody did.
-            num_rows: rows in the target's pass.
+            load: of the round.
             width: longest draft; of the arm's own, if it has passes.
             seconds: of the round.
         """
         if seconds > 0:  # else the clock is too coarse
-            self.round_seconds.setdefault((arm, num_rows), _unmeasured(arm)).add(width, seconds)
+            self.round_seconds.setdefault((arm, load), _unmeasured(arm)).add(width, seconds)
 
-    def seconds(self, arm: str, num_rows: int, longest: int) -> Callable[[int], float]:
+    def seconds(self, arm: str, load: Load, longest: int) -> Callable[[int], float]:
         """Expected seconds of a round by its width; in units of a plain round if nothing was measured yet.
 
         Args:
             arm: whose passes it pays for, or `FREE`.
-            num_rows: rows in the target's pass.
+            load: of the round. What was measured under the nearest one stands in as long as nothing else is known.
             longest: most tokens the arm drafts. Copies beside it may be longer and cost what they cost without it.
         """
-        plain = self._plain(num_rows)
-        own, copies = self._line(arm, num_rows), self._line(FREE, num_rows)
+        load = self.nearest(arm, load)
+        plain = self._plain(load)
+        own, copies = self._line(arm, load), self._line(FREE, load)
 
         def at(width: int) -> float:
             drafted = min(width, longest)
@@ -204,14 +224,21 @@ class Experience:
 
         return at
 
-    def _line(self, arm: str, num_rows: int) -> RoundSeconds:
-        return self.round_seconds.get((arm, num_rows)) or _unmeasured(arm)
+    def nearest(self, arm: str, load: Load) -> Load:
+        """The nearest load of so many rows under which the arm was measured, and if possible `PLAIN` rounds too."""
+        known = list(self.round_seconds)
+        measured = [other for name, other in known if name == arm and other.num_rows == load.num_rows]
+        comparable = [other for other in measured if (PLAIN, other) in known]
+        return min(comparable or measured, key=lambda other: abs(other.size - load.size), default=load)
 
-    def _plain(self, num_rows: int) -> float:
+    def _line(self, arm: str, load: Load) -> RoundSeconds:
+        return self.round_seconds.get((arm, load)) or _unmeasured(arm)
+
+    def _plain(self, load: Load) -> float:
         """Seconds of a round without a draft; where none was measured, of one with a copy of no length."""
         for name in (PLAIN, FREE):
-            if self.is_measured(name, num_rows):
-                return self._line(name, num_rows).at(0, plain=0.0)
+            if self.is_measured(name, load):
+                return self._line(name, load).at(0, plain=0.0)
         return 1.0
 
 

@@ -19,6 +19,7 @@ from hf_specdec.schedule import (
     PLAIN,
     Acceptance,
     Experience,
+    Load,
     Rate,
     RoundSeconds,
     Trials,
@@ -122,24 +123,37 @@ def test_the_pause_doubles_with_every_trial_and_starts_over_when_it_pays():
 
 def test_seconds_of_a_round_before_and_after_measuring():
     experience = Experience()
-    seconds = experience.seconds("small", 1, longest=5)
+    seconds = experience.seconds("small", Load(1), longest=5)
     assert [seconds(0), seconds(5), seconds(7)] == pytest.approx([1.0, 1.5, 1.54])  # in plain rounds
-    experience.record_seconds(FREE, 1, 0, 0.2)
-    assert experience.seconds("small", 1, 5)(5) == pytest.approx(0.3)
-    experience.record_seconds(PLAIN, 1, 0, 0.1)
-    experience.record_seconds("small", 1, 2, 0.3)
-    experience.record_seconds("small", 1, 5, 0.6)
-    seconds = experience.seconds("small", 1, longest=5)
+    experience.record_seconds(FREE, Load(1), 0, 0.2)
+    assert experience.seconds("small", Load(1), 5)(5) == pytest.approx(0.3)
+    experience.record_seconds(PLAIN, Load(1), 0, 0.1)
+    experience.record_seconds("small", Load(1), 2, 0.3)
+    experience.record_seconds("small", Load(1), 5, 0.6)
+    seconds = experience.seconds("small", Load(1), longest=5)
     assert [seconds(0), seconds(3), seconds(5)] == pytest.approx([0.1, 0.4, 0.6])
     assert seconds(30) == pytest.approx(0.6 + 25 * 0.2 * 0.02)  # behind its own drafts, what copies cost
-    assert experience.is_measured("small", 1) and not experience.is_measured("small", 2)
-    assert experience.seconds("small", 2, 5)(0) == 1.0  # of two rows nothing is known
+    assert experience.is_measured("small", Load(1)) and not experience.is_measured("small", Load(2))
+    assert experience.seconds("small", Load(2), 5)(0) == 1.0  # of two rows nothing is known
+
+
+def test_what_was_measured_under_the_nearest_load_stands_in():
+    experience = Experience()
+    assert Load.of(8, 100) == Load.of(8, 105) != Load.of(8, 150)
+    for size, plain in ((10, 1.0), (20, 4.0)):
+        experience.record_seconds(PLAIN, Load(8, size), 0, plain)
+        experience.record_seconds(FREE, Load(8, size), 1, 1.5 * plain)
+        experience.record_seconds(FREE, Load(8, size), 5, 2 * plain)
+    for size, plain in ((10, 1.0), (14, 1.0), (16, 4.0), (99, 4.0)):
+        seconds = experience.seconds(FREE, Load(8, size), longest=5)
+        assert [seconds(0) / plain, seconds(1) / plain, seconds(5) / plain] == pytest.approx([1.0, 1.5, 2.0])
+    assert experience.seconds(FREE, Load(7, 10), longest=5)(0) == 1.0  # of seven rows nothing is known
 
 
 def test_a_clock_that_stands_still_measures_nothing():
     experience = Experience()
-    experience.record_seconds(PLAIN, 1, 0, 0.0)
-    assert not experience.is_measured(PLAIN, 1)
+    experience.record_seconds(PLAIN, Load(1), 0, 0.0)
+    assert not experience.is_measured(PLAIN, Load(1))
 
 
 def test_several_threads_may_measure_and_ask():
@@ -150,8 +164,8 @@ def test_several_threads_may_measure_and_ask():
     def work(seed):
         try:
             for number in range(300):
-                experience.record_seconds("x", 1, 4 * number + seed, 1.0 + number % 7)
-                assert experience.seconds("x", 1, 5)(3) > 0
+                experience.record_seconds("x", Load(1), 4 * number + seed, 1.0 + number % 7)
+                assert experience.seconds("x", Load(1), 5)(3) > 0
         except Exception as error:  # reported by the main thread
             errors.append(error)
 
@@ -398,7 +412,7 @@ def test_a_session_is_told_only_of_its_own_drafts(monkeypatch):
     seen = []
 
     class Told(Model):
-        def commit(self, state, outcome):
+        def commit(self, state, outcome, target_pass=None):
             seen.append((outcome.drafted, outcome.accepted, list(map(len, outcome.appended))))
 
     world = World(monkeypatch, num_rows=3)
@@ -436,7 +450,7 @@ def test_reading_up_is_no_measure(world):
 
     world.start(small=Reader(world, 0.1, lambda number: number < 40 or number >= 900))
     world.run(900)
-    assert world.experience.seconds("small", 1, SPAN)(1) < 1.5 / 50
+    assert world.experience.seconds("small", Load.of(1, max(world.state.row_lengths)), SPAN)(1) < 1.5 / 50
     world.run(300)
     assert world.widths[-100:].count(SPAN) >= 95
 

@@ -14,12 +14,14 @@ import torch
 from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
-from hf_specdec.schedule import FREE, PLAIN, Experience, Rate, best_width, expected_tokens
+from hf_specdec.schedule import FREE, PLAIN, Experience, Load, Rate, best_width, expected_tokens
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 
 # Width of the first round of an arm whose cost is unknown.
 _FIRST_WIDTH = 2
+# Where copies promise less than this, what a round without them takes is found out at once.
+_DOUBTFUL_GAIN = 1.5
 # With more tokens to catch up on, an arm's round is no measure of those to come.
 _MOST_UNREAD = 32
 
@@ -131,12 +133,14 @@ class Plan:
         width: longest draft.
         payer: the arm whose own passes the round pays for; `None` if it is free.
         speed: expected tokens a second.
+        gain: the speed over that of a round without a draft.
     """
 
     offers: list[Offer | None]
     width: int
     payer: Arm | None = None
     speed: float = 0.0
+    gain: float = 1.0
 
     @property
     def name(self) -> str:
@@ -162,6 +166,7 @@ class _Round:
     plan: Plan
     copies: list[list[Offer]]
     started: float | None
+    load: Load
     width: int = 0  # of the draft
 
 
@@ -191,7 +196,7 @@ class ScheduledSession(DraftSession):
         offers = {arm.name: self._offers(arm, state, limits) for arm in self.arms}
         plan = self._fixed_plan(offers) if self.is_fixed else self._plan(offers, state)
         copies = [offers[arm.name] for arm in self.arms if arm.is_free]
-        self.round = _Round(plan, copies, started if self._is_typical(plan, state) else None)
+        self.round = _Round(plan, copies, started if self._is_typical(plan, state) else None, _load_of(state))
         draft = self._drafted(plan, state, noise)
         self.round.width = draft.width
         return draft
@@ -255,22 +260,25 @@ class ScheduledSession(DraftSession):
     def _best(self, offers: list[Offer | None], payer: Arm | None, state: DecodeState) -> Plan:
         """How far to draft, given who drafts."""
         survival = [offer.survival for offer in offers if offer is not None]
-        num_rows, unfinished = len(state.rows), sum(not state.finished[row] for row in state.rows)
+        load, unfinished = _load_of(state), sum(not state.finished[row] for row in state.rows)
         tokens = expected_tokens(survival, unfinished, self.in_lockstep)
         name, longest = (FREE, len(tokens)) if payer is None else (payer.name, payer.longest)
-        width, speed = best_width(tokens, self.experience.seconds(name, num_rows, longest))
-        if payer is not None and not self.experience.is_measured(name, num_rows):
+        seconds = self.experience.seconds(name, load, longest)
+        width, speed = best_width(tokens, seconds)
+        if payer is not None and not self.experience.is_measured(name, self.experience.nearest(name, load)):
             width = min(width, _FIRST_WIDTH)
-        return Plan(offers, width, payer, speed)
+        return Plan(offers, width, payer, speed, gain=speed * seconds(0) / max(1.0, tokens[0]))
 
     def _plain_trial(self, chosen: Plan, state: DecodeState) -> Plan | None:
         """A round without a draft, where that has not been measured (for a while): all else is compared with it."""
         if chosen.width == 0 or min(state.num_emitted) == 0:
             return None
-        experience, num_rows = self.experience, len(state.rows)
-        is_blind = experience.is_measured(chosen.name, num_rows) and not experience.is_measured(PLAIN, num_rows)
+        experience, load = self.experience, _load_of(state)
+        is_blind = experience.is_measured(chosen.name, load) and not experience.is_measured(PLAIN, load)
+        is_known = experience.is_measured(PLAIN, experience.nearest(PLAIN, load))
+        is_doubtful = chosen.gain < _DOUBTFUL_GAIN or (chosen.payer is not None and not is_known)
         is_due = experience.trials_of(PLAIN).is_due()
-        return Plan(chosen.offers, width=0) if is_due or (is_blind and chosen.payer is not None) else None
+        return Plan(chosen.offers, width=0) if is_due or (is_blind and is_doubtful) else None
 
     def _trial(self, plans: list[Plan], chosen: Plan) -> Plan | None:
         """A plan that has not been chosen for so long that it is tried again."""
@@ -312,7 +320,7 @@ class ScheduledSession(DraftSession):
             width = min(width, plan.payer.longest)
         if current.started is not None and (width > 0 or plan.width == 0):
             seconds = time.perf_counter() - current.started
-            self.experience.record_seconds(plan.name, len(plan.offers), width, seconds)
+            self.experience.record_seconds(plan.name, current.load, width, seconds)
         for offers in current.copies:  # those that were not used, too: the text says whether they were right
             for offer, appended, emitted in zip(offers, outcome.appended, outcome.emitted, strict=True):
                 offer.learn_text(appended[:emitted])
@@ -321,6 +329,10 @@ class ScheduledSession(DraftSession):
                 _learn_own(held, asked, place, outcome)
                 if outcome.accepted[place] == asked or (held.arm.session.grows_trees and outcome.accepted[place]):
                     self.experience.trials_of(held.arm.name).paid()
+
+
+def _load_of(state: DecodeState) -> Load:
+    return Load.of(len(state.rows), max(state.row_lengths))
 
 
 def _joint_stream(streams: list[int]) -> int:
