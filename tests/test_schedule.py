@@ -398,7 +398,7 @@ def test_a_session_is_told_only_of_its_own_drafts(monkeypatch):
     seen = []
 
     class Told(Model):
-        def commit(self, state, outcome):
+        def commit(self, state, outcome, target_pass=None):
             seen.append((outcome.drafted, outcome.accepted, list(map(len, outcome.appended))))
 
     world = World(monkeypatch, num_rows=3)
