@@ -578,6 +578,7 @@ def takes_trees(model: Any, cache: Any) -> bool:
         and _attention(model) in ("eager", "sdpa")
         and set(_layer_kinds(model)) <= {"full_attention", "sliding_attention"}
         and not getattr(config, "alibi", False)
+        and not getattr(config, "window_size", None)  # GPT-Neo cuts its windows by slots, whatever the mask says
         and isinstance(cache, Cache)
         and can_be_ragged(cache)
     )

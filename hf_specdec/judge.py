@@ -136,7 +136,7 @@ class Judge:
         if noise.gumbels is not None:
             return accept.one_match(draft, (scores + noise.gumbels[:, offset]).argmax(dim=-1), position)
         law, finals = scores.softmax(dim=-1), noise.finals[:, offset]
-        if draft.probs is None or offset >= draft.width:
+        if draft.probs is None or offset >= draft.width:  # behind the longest draft there is no coin, and no need
             return accept.one_match(draft, accept.sample(law, finals), position)
         step = accept.one_step(draft.at(offset), law, noise.coins[:, offset], finals, position)
         if draft.drawn is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from transformers import (
 )
 
 from hf_specdec import accept
-from hf_specdec.accept import Draft
+from hf_specdec.accept import UNSOUND, Draft
+from hf_specdec.drafters.base import checked
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState
 from tests.reference import joint_law, rule_law
@@ -284,3 +286,174 @@ class TestKnownWrongRulesAreRejected:
             return torch.nn.functional.one_hot(self.drafter(prefix).argmax(), 4).double()
 
         assert self.error(top_one, self.drafter) > self.VISIBLE
+
+
+def tree_shapes(most: int):
+    """The parents of every tree of up to so many nodes, each after the one it follows."""
+    for size in range(1, most + 1):
+        yield from itertools.product(*(range(-1, node) for node in range(size)))
+
+
+def narrow_shapes(most: int, vocab: int):
+    """Those whose siblings can differ in so small a vocabulary."""
+    return (parents for parents in tree_shapes(most) if max(map(parents.count, parents)) <= vocab)
+
+
+def labelled(parents: tuple[int, ...], vocab: int, seed: int) -> list[int]:
+    """Tokens for a tree, different among siblings."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = []
+    for node, parent in enumerate(parents):
+        taken = {tokens[other] for other in range(node) if parents[other] == parent}
+        free = [token for token in range(vocab) if token not in taken]
+        tokens.append(free[int(torch.randint(len(free), (), generator=generator))])
+    return tokens
+
+
+def tree(tokens, parents, padding: int = 0) -> Draft:
+    """A tree in a single row."""
+    draft = Draft(torch.tensor([tokens]), torch.tensor([len(tokens)]), parents=torch.tensor([list(parents)]))
+    return draft.widened(len(tokens) + padding)
+
+
+def ancestry(parents, node: int) -> list[int]:
+    """A node and all it follows, from the root."""
+    return [] if node < 0 else [*ancestry(parents, parents[node]), node]
+
+
+def prefixes_of(tokens, parents) -> list[tuple[int, ...]]:
+    """What every position of the pass follows: the text itself first."""
+    return [(), *(tuple(tokens[n] for n in ancestry(parents, node)) for node in range(len(parents)))]
+
+
+def walked(tokens, parents, chosen) -> tuple[list[int], int]:
+    """A slow walk down a tree by the target's choice behind every position: the path, and the token behind it."""
+    path, node = [], -1
+    while True:
+        follower = [n for n, p in enumerate(parents) if p == node and tokens[n] == chosen[node + 1]]
+        if not follower:
+            return path, chosen[node + 1]
+        node = follower[0]
+        path.append(node)
+
+
+class TestTrees:
+    """Draft trees, against slow walks and by enumeration, in all shapes of up to four nodes."""
+
+    VOCAB = 4
+
+    @pytest.mark.parametrize("padding", [0, 2])
+    def test_positions_see_themselves_and_what_they_follow(self, padding):
+        for parents in tree_shapes(4):
+            draft = tree(labelled(parents, self.VOCAB, 0), parents, padding)
+            for node in range(len(parents)):
+                seen = draft.seen[0, node + 1].nonzero()[:, 0].tolist()
+                assert seen == [0, *(n + 1 for n in ancestry(parents, node))]
+
+    def test_long_chains_and_stars_are_seen_to_the_root(self):
+        for size in (1, 2, 3, 7, 8, 9, 31, 32, 33, 60):
+            chain = Draft(torch.zeros(1, size).long(), torch.tensor([size]), parents=torch.arange(size)[None] - 1)
+            assert torch.equal(chain.seen[0], torch.ones(size + 1, size + 1).tril().bool())
+
+    @pytest.mark.parametrize("padding", [0, 2])
+    def test_what_is_unbroken_holds_all_the_way_up(self, padding):
+        for parents in tree_shapes(4):
+            draft = tree(labelled(parents, self.VOCAB, 0), parents, padding)
+            for holds in itertools.product([False, True], repeat=len(parents)):
+                given = torch.tensor([[*holds, *[True] * padding]])
+                wanted = [all(holds[n] for n in ancestry(parents, node)) for node in range(len(parents))]
+                assert draft.unbroken(given)[0, : len(parents)].tolist() == wanted
+
+    @pytest.mark.parametrize("padding", [0, 2])
+    def test_the_first_path_takes_the_first_follower_everywhere(self, padding):
+        for parents in tree_shapes(4):
+            tokens = labelled(parents, self.VOCAB, 1)
+            path, node = [], -1
+            while node in parents:
+                node = parents.index(node)
+                path.append(tokens[node])
+            chain = tree(tokens, parents, padding).first_path()
+            assert chain.parents is None
+            assert chain.tokens[0, : int(chain.lengths)].tolist() == path
+
+    @pytest.mark.parametrize("padding", [0, 2])
+    def test_the_longest_path_of_the_targets_own_choices_stays(self, padding):
+        for parents in narrow_shapes(4, 3):
+            tokens = labelled(parents, 3, 2)
+            for chosen in itertools.product(range(3), repeat=len(parents) + 1):
+                verdict = accept.matched(
+                    tree(tokens, parents, padding), torch.tensor([[*chosen, *[tokens[0]] * padding]])
+                )
+                path, following = walked(tokens, parents, chosen)
+                assert verdict.path[0, : int(verdict.accepted)].tolist() == path
+                assert verdict.next_tokens.tolist() == [following]
+
+    def test_position_by_position_gives_the_same_path(self):
+        for parents in narrow_shapes(4, 3):
+            tokens = labelled(parents, 3, 2)
+            draft = tree(tokens, parents)
+            for chosen in itertools.product(range(3), repeat=len(parents) + 1):
+                path, position = [], torch.zeros(1, dtype=torch.long)
+                while True:
+                    step = accept.one_match(draft, torch.tensor(chosen)[position], position)
+                    if not step.accepted:
+                        break
+                    position = step.position
+                    path.append(int(position) - 1)
+                assert (path, int(step.tokens)) == walked(tokens, parents, chosen)
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_samples_that_belong_to_places_in_the_text_give_the_targets_law(self, seed):
+        """Any tree: one uniform a place in the text, shared by all positions there; exact by integrating over them."""
+        vocab = 3
+        target = law_of(random_logits(seed, vocab))
+        for parents in narrow_shapes(4, vocab):
+            tokens = labelled(parents, vocab, seed)
+            prefixes = prefixes_of(tokens, parents)
+            laws = torch.stack([target(prefix) for prefix in prefixes])
+            depths = [len(prefix) for prefix in prefixes]
+            # Between two neighbouring sums of any law at a place, no choice there depends on the uniform.
+            cells = [_cells(laws[[d == depth for d in depths]]) for depth in range(max(depths) + 1)]
+            emitted: dict[tuple[int, ...], float] = {}
+            for places in itertools.product(*cells):
+                uniforms = torch.tensor([places[depth][0] for depth in depths], dtype=torch.float64)
+                verdict = accept.matched(tree(tokens, parents), accept.sample(laws, uniforms)[None])
+                kept = verdict.path[0, : int(verdict.accepted)].tolist()
+                text = (*(tokens[node] for node in kept), int(verdict.next_tokens))
+                mass = torch.tensor([place[1] for place in places], dtype=torch.float64).prod().item()
+                emitted[text] = emitted.get(text, 0.0) + mass
+            for text, mass in emitted.items():
+                wanted = torch.stack([target(text[:i])[token] for i, token in enumerate(text)]).prod()
+                assert abs(mass - wanted.item()) < EXACT
+
+    @pytest.mark.parametrize(
+        ("tokens", "parents"),
+        [([1, 1], [-1, -1]), ([1, 2, 2], [-1, 0, 0]), ([1, 2], [1, -1]), ([1, 2], [0, 0]), ([1], [-2]), ([1], [5])],
+    )
+    def test_twins_and_parents_that_are_none_are_refused(self, tokens, parents):
+        draft = checked(tree(tokens, parents), [4], self.VOCAB)
+        assert draft.lengths.tolist() == [UNSOUND]
+        assert (draft.parents >= -1).all() and (draft.parents < torch.arange(draft.width)).all()
+        assert draft.seen.shape == (1, draft.width + 1, draft.width + 1)
+        assert draft.first_path().lengths.tolist() == [UNSOUND]
+
+    def test_sound_trees_pass_whatever_their_padding_holds(self):
+        for parents in tree_shapes(4):
+            draft = tree(labelled(parents, self.VOCAB, 0), parents, 3)
+            draft = replace(draft, parents=torch.where(draft.valid, draft.parents, 9))
+            assert checked(draft, [9], self.VOCAB).lengths.tolist() == [len(parents)]
+
+    def test_what_was_drawn_must_be_a_chain(self):
+        probs = torch.full((2, 2, 4), 0.25)
+        parents = torch.tensor([[-1, -1], [-1, -1]])
+        draft = Draft(torch.tensor([[1, 2], [1, 2]]), torch.tensor([2, 2]), probs, parents=parents)
+        assert checked(draft, [2, 2], 4).lengths.tolist() == [UNSOUND, UNSOUND]
+        mixed = replace(draft, drawn=torch.tensor([True, False]))
+        assert checked(mixed, [2, 2], 4).lengths.tolist() == [UNSOUND, 2]
+
+
+def _cells(laws: torch.Tensor) -> list[tuple[float, float]]:
+    """Middles and widths of the intervals between the sums of some laws, on [0, 1)."""
+    bounds = torch.cat([torch.zeros(1, dtype=torch.float64), laws.cumsum(dim=1).flatten()]).sort().values
+    cells = [((a + b) / 2, b - a) for a, b in itertools.pairwise(bounds.tolist())]
+    return [cell for cell in cells if cell[1] > 1e-15]
