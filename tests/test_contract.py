@@ -30,7 +30,7 @@ DRAFTERS = {
     DraftModel: lambda target: DraftModel(jittered(target), num_draft_tokens=4),
     PromptLookup: lambda target: PromptLookup(1, 3, num_draft_tokens=4),
     Suffix: lambda target: Suffix(max_spec_factor=2.0, num_draft_tokens=4),
-    TokenRecycling: lambda target: warmed(TokenRecycling(num_draft_tokens=4), target),
+    TokenRecycling: lambda target: warmed(TokenRecycling(4, top_k=3), target),
     Auto: lambda target: Auto([Suffix(num_draft_tokens=4), DraftModel(jittered(target), num_draft_tokens=4)]),
 }
 

@@ -45,7 +45,7 @@ def test_greedy_text_is_the_same(family, num_rows, length):
     for _ in range(2):
         out = model.generate(ids, assistant=drafter, num_draft_tokens=length, **kwargs)
         assert torch.equal(plain, out)
-    assert hf_specdec.last_stats(model).mean_acceptance_length > 1.2
+    assert hf_specdec.last_stats(model).mean_acceptance_length > 1.1
 
 
 @pytest.mark.parametrize("length", [None, 6])
