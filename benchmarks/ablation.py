@@ -236,7 +236,11 @@ class Replay:
                 draft = draft.first_path()
                 draft = Draft.of_copies([draft.tokens[0, : int(draft.lengths[0])].tolist()], self.state.device)
             tokens = draft.tokens[0].tolist()
-            yield draft if self.runs_on else Draft.of_copies([tokens[: self._copied_from_text(tokens)]], torch.device("cpu"))
+            yield (
+                draft
+                if self.runs_on
+                else Draft.of_copies([tokens[: self._copied_from_text(tokens)]], torch.device("cpu"))
+            )
 
     def _advance(self, draft: Draft, path: list[int]) -> None:
         first, accepted = self.tokens, len(path)

@@ -444,4 +444,6 @@ def scheduled(
         longest = own.num_draft_tokens or context.num_draft_tokens or drafter.default_num_draft_tokens
         arms.append(Arm(name, session, longest))
     num_unread = max(len(tokens) for tokens in state.tokens)
-    return ScheduledSession(arms, experience, context.in_lockstep, not context.is_scheduled, num_unread, context.takes_trees)
+    return ScheduledSession(
+        arms, experience, context.in_lockstep, not context.is_scheduled, num_unread, context.takes_trees
+    )
