@@ -223,7 +223,9 @@ class Replay:
     def _path(self, draft: Draft) -> list[int]:
         """Which drafted tokens the answer goes on with."""
         path, wanted = [], self.answer[self.tokens :]
-        for place, (token, parent) in enumerate(zip(draft.tokens[0].tolist(), draft.known_parents()[0].tolist())):
+        for place, (token, parent) in enumerate(
+            zip(draft.tokens[0].tolist(), draft.known_parents()[0].tolist(), strict=True)
+        ):
             if parent == (path[-1] if path else -1) and token == wanted[len(path)]:
                 path.append(place)
         return path
