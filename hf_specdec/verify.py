@@ -18,6 +18,7 @@ class TargetPass:
     """What the target said about a round's draft.
 
     Attributes:
+        tokens: what was read, the rows' last tokens and the draft, -1 for padding; shape (A, N + 1).
         logits: raw, in float32 as plain `generate` casts them, shape (A, N + 1, V); position i follows i
             drafted tokens.
         hidden_states: one tensor (A, N + 1, H) a layer, if the call asked for them, else `None`.
@@ -29,8 +30,9 @@ class TargetPass:
     """
 
     def __init__(
-        self, outputs: Any, num_positions: int, device: torch.device, tapped: dict[int, list[Tensor]] | None = None
+        self, outputs: Any, tokens: Tensor, device: torch.device, tapped: dict[int, list[Tensor]] | None = None
     ):
+        self.tokens, num_positions = tokens, tokens.shape[1]
         self.logits = outputs.logits[:, -num_positions:].to(device=device, dtype=torch.float32, copy=True)
         self.attentions = outputs.get("attentions")
         self.windows = host.windows(host.cache_of(outputs)) if self.attentions else []
@@ -46,11 +48,12 @@ def run_target(
     target: CachedModel, state: DecodeState, request: Request, draft: Draft, taps: tuple[int, ...]
 ) -> TargetPass:
     """Runs the target over [last token, draft] of every riding row."""
-    tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
+    last = state.last_tokens()
+    tokens = torch.cat([last, draft.tokens], dim=1)
     seen = None if draft.parents is None else draft.seen
     with host.tapped(target.model, taps) as tapped:
         outputs = target.read(tokens, num_logits=draft.width + 1, seen=seen)
-    return TargetPass(outputs, draft.width + 1, state.device, tapped)
+    return TargetPass(outputs, _read(last, draft), state.device, tapped)
 
 
 def run_prompt(
@@ -67,4 +70,9 @@ def run_prompt(
     host.start_recording(cache)
     mask = host.decoder_mask(target.model, arguments)
     target.start(cache, draft.width + 1, mask, arguments.get("position_ids"))
-    return TargetPass(outputs, draft.width + 1, state.device, tapped)
+    return TargetPass(outputs, _read(state.last_tokens(), draft), state.device, tapped)
+
+
+def _read(last: Tensor, draft: Draft) -> Tensor:
+    """What a round's positions stand for, (A, N + 1), from the last tokens (A, 1): -1 for padding."""
+    return torch.cat([last, torch.where(draft.valid, draft.tokens, -1)], dim=1)

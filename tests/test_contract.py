@@ -5,22 +5,32 @@ from __future__ import annotations
 import copy
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_specdec.drafters as registry
 from hf_specdec.accept import Draft
-from hf_specdec.drafters import Auto, DraftContext, Drafter, DraftModel, PromptLookup, Suffix
+from hf_specdec.drafters import Auto, DraftContext, Drafter, DraftModel, PromptLookup, Suffix, TokenRecycling
 from hf_specdec.noise import Noise
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from tests.models import jittered, prompts, tiny
 
+
+def warmed(drafter, target):
+    """Token recycling that knows successors of every token."""
+    following = (np.arange(64)[:, None] + [7, 11, 30]) % 64
+    drafter.table_of(target).learn(np.arange(64), following, np.array([[0.5, 0.3, 0.1]] * 64))
+    return drafter
+
+
 DRAFTERS = {
     DraftModel: lambda target: DraftModel(jittered(target), num_draft_tokens=4),
     PromptLookup: lambda target: PromptLookup(1, 3, num_draft_tokens=4),
     Suffix: lambda target: Suffix(max_spec_factor=2.0, num_draft_tokens=4),
+    TokenRecycling: lambda target: warmed(TokenRecycling(4, top_k=3), target),
     Auto: lambda target: Auto([Suffix(num_draft_tokens=4), DraftModel(jittered(target), num_draft_tokens=4)]),
 }
 

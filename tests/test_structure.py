@@ -11,7 +11,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history", "recycling"],
     ["host"],
     ["heads.eagle", "heads"],
     ["state", "slots", "cached_model", "request"],
@@ -19,6 +19,7 @@ LAYERS = [
     ["stopping", "streaming", "recording", "room"],
     ["judge"],
     ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
+    ["drafters.token_recycling"],
     ["drafters.encoder_decoder", "drafters.draft_model"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],

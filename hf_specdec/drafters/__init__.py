@@ -5,12 +5,14 @@ from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.suffix import Suffix
+from hf_specdec.drafters.token_recycling import TokenRecycling
 
 # Strategies that need nothing but their name: `generate(assistant="prompt-lookup")`.
 NAMED: dict[str, type[Drafter]] = {
     "prompt-lookup": PromptLookup,
     "ngram": PromptLookup,
     "suffix": Suffix,
+    "token-recycling": TokenRecycling,
     "auto": Auto,
 }
 
@@ -23,4 +25,5 @@ __all__ = [
     "Drafter",
     "PromptLookup",
     "Suffix",
+    "TokenRecycling",
 ]

@@ -76,6 +76,24 @@ class Offer:
             parents=[places[self.parents[i]] for i in kept],  # nothing stays more often than what it follows
         )
 
+    def united(self, other: Offer) -> Offer:
+        """One tree of two copies, with the arm of this one; a token that both have keeps its larger rate."""
+        rates, copied = list(self.rates), list(self.copied)
+        parents = list(self.parents or range(-1, len(copied) - 1))
+        known = {edge: place for place, edge in enumerate(zip(parents, copied, strict=True))}
+        places = {-1: -1}  # of the other's tokens
+        others = zip(other.rates, other.copied, other.parents or range(-1, len(other.copied) - 1), strict=True)
+        for index, (rate, token, parent) in enumerate(others):
+            edge = places[parent], token
+            place = places[index] = known.setdefault(edge, len(copied))
+            if place == len(copied):
+                rates.append(rate)
+                copied.append(token)
+                parents.append(places[parent])
+            elif rate.value > rates[place].value:
+                rates[place] = rate
+        return Offer(self.arm, rates, copied, parents)
+
     def learn(self, kept: int, asked: int, emitted: int) -> None:
         """Adds a round's outcome of a chain to the rates.
 
@@ -179,10 +197,19 @@ class ScheduledSession(DraftSession):
         in_lockstep: whether rows advance by as many tokens as the row that is refused first.
         is_fixed: always take the longest draft: only who drafts is decided.
         num_unread: tokens of the longest prompt, which no arm has read.
+        takes_trees: whether copies of several arms may be united in one tree.
     """
 
-    def __init__(self, arms: list[Arm], experience: Experience, in_lockstep: bool, is_fixed: bool, num_unread: int):
-        self.arms = arms
+    def __init__(
+        self,
+        arms: list[Arm],
+        experience: Experience,
+        in_lockstep: bool,
+        is_fixed: bool,
+        num_unread: int,
+        takes_trees: bool = False,
+    ):
+        self.arms, self.takes_trees = arms, takes_trees
         self.experience = experience
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
@@ -231,7 +258,7 @@ class ScheduledSession(DraftSession):
         free: list[Offer | None] = [None] * len(state.rows)
         for arm in self.arms:
             if arm.is_free:
-                free = _choice(free, offers[arm.name], _better)
+                free = _choice(free, offers[arm.name], _united if self.takes_trees else _better)
         plans = [self._best(free, None, state)]
         for arm in self.arms:
             if not arm.is_free and any(offer.rates for offer in offers[arm.name]):
@@ -373,6 +400,14 @@ def _better(held: Offer | None, new: Offer) -> Offer | None:
     return new if held is None or sum(new.survival) > sum(held.survival) else held
 
 
+def _united(held: Offer | None, new: Offer) -> Offer | None:
+    """Both offers in one tree, if one of them is a tree; else the better one."""
+    better = _better(held, new)
+    if held is None or better is None or not new.rates or held.parents is new.parents is None:
+        return better
+    return better.united(held if better is new else new)
+
+
 def _merged(copied: Draft, drafted: Draft) -> Draft:
     """One draft from two, each of which has tokens in rows of its own."""
     width = max(copied.width, drafted.width)
@@ -421,4 +456,6 @@ def scheduled(
         longest = own.num_draft_tokens or context.num_draft_tokens or drafter.default_num_draft_tokens
         arms.append(Arm(name, session, longest))
     num_unread = max(len(tokens) for tokens in state.tokens)
-    return ScheduledSession(arms, experience, context.in_lockstep, not context.is_scheduled, num_unread)
+    return ScheduledSession(
+        arms, experience, context.in_lockstep, not context.is_scheduled, num_unread, context.takes_trees
+    )
