@@ -99,7 +99,8 @@ class Judge:
             ended = self.stopping.column(state, offset, tokens, recorded)
             if not columns.append(tokens, kept, follows, ended):
                 break
-            position = torch.where(step.accepted > 0, step.position, position)
+            # Only rows that have ended go on without a match: over filling, column by column.
+            position = torch.where(step.accepted > 0, step.position, (position + 1).clamp(max=draft.width))
         return columns.outcome(drafted, is_tree=draft.parents is not None)
 
     def _cut(
