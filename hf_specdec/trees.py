@@ -31,16 +31,17 @@ def grow(
     scores, tokens = _best(first_logprobs.float().clamp(max=0), top_k)
     parents = torch.full_like(tokens, -1)
     pool = [(tokens, parents, scores)]
-    beam, places = tokens, torch.zeros_like(tokens)  # where in the pool the beam's tokens stand
-    places = places + torch.arange(tokens.shape[1], device=tokens.device)
+    beam = tokens
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)  # of the beam's tokens in the pool
     before, num_pooled = parents.clamp(min=0), tokens.shape[1]
     for level in range(1, depth):
         children, ids = _best(step(beam, before, level).float().clamp(max=0), top_k)  # (A, K, k)
+        num_children = ids.shape[2]
         children = (scores[:, :, None] + children).flatten(1)
         ids, owners = ids.flatten(1), places[:, :, None].expand_as(ids).flatten(1)
         pool.append((ids, owners, children))
         scores, chosen = _best(children, top_k)
-        before, beam = chosen // min(top_k, ids.shape[1] // places.shape[1]), ids.gather(1, chosen)
+        before, beam = chosen // num_children, ids.gather(1, chosen)
         places = num_pooled + chosen
         num_pooled += ids.shape[1]
     tokens, parents, scores = (torch.cat(parts, dim=1) for parts in zip(*pool, strict=True))
