@@ -130,7 +130,8 @@ class _DraftModelSession(DraftSession):
         self.reader = CachedModel(model, cache, arguments, len(state.rows), self.device, limit, compiled)
         self.context_length = limit or 2**62
         self.drawing = Drawing(context, state, self.device)
-        self.vocabulary = _SharedVocabulary(drafter, context.target)
+        own = len(drafter.tokenizer) if drafter.tokenizer is not None else None
+        self.vocabulary = SharedVocabulary(drafter.model, context.target, own)
         self.num_embeddings = host.num_embeddings(model)
         self.num_drafted = 0  # in this round
 
@@ -195,16 +196,22 @@ def _cache_and_call(model: PreTrainedModel, compilation: Compilation | None) -> 
     return host.new_cache(model), None
 
 
-class _SharedVocabulary:
-    """Brings the drafter's logits to the target's ids; only ids that both know can be drafted."""
+class SharedVocabulary:
+    """Brings a draft model's logits to the target's ids; only ids that both know can be drafted.
 
-    def __init__(self, drafter: DraftModel, target: PreTrainedModel):
-        own, self.size = host.vocabulary_size(drafter.model), host.vocabulary_size(target)
-        shared = min(own, self.size, len(drafter.tokenizer) if drafter.tokenizer is not None else own)
+    Args:
+        model: the draft model.
+        target: the target.
+        num_known: ids of the draft model's tokenizer, if that is known.
+    """
+
+    def __init__(self, model: PreTrainedModel, target: PreTrainedModel, num_known: int | None = None):
+        own, self.size = host.vocabulary_size(model), host.vocabulary_size(target)
+        shared = min(own, self.size, num_known or own)
         self.restrict = DraftVocabularyLogitsProcessor.below(shared) if shared < own else None
 
     def of_target(self, logits: Tensor) -> Tensor:
-        """Logits (A, V of the drafter) -> (A, V of the target)."""
+        """Logits (A, V of the draft model) -> (A, V of the target)."""
         if self.restrict is not None:
             logits = self.restrict(torch.empty(0), logits)
         missing = self.size - logits.shape[-1]

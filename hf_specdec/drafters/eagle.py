@@ -112,7 +112,7 @@ class _EagleSession(DraftSession):
 
     @torch.no_grad()
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
-        if max(limits) == 0 or not self.read.is_ready:
+        if not self.read.can_draft(limits):
             return Draft.empty(len(limits), state.device)
         tokens, hidden, widths = self.read.take()
         last = self.read.reader.read(tokens, hidden, widths)[:, -1]

@@ -163,10 +163,10 @@ class HeadContext:
         self.reader = HeadReader(head, num_rows)
         self.pending = Pending(head, self.taps, num_rows)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether every row that a draft could follow has a state to follow from."""
-        return self.pending.starts is not None and all(self.pending.tokens)
+    def can_draft(self, limits: list[int]) -> bool:
+        """Whether tokens are wanted, and every row that wants some has a state to draft from."""
+        waiting = zip(self.pending.tokens, limits, strict=True)
+        return self.pending.starts is not None and max(limits) > 0 and all(row or not limit for row, limit in waiting)
 
     def take(self) -> tuple[Tensor, Tensor, list[int]]:
         """What is to be read now; see `Pending.take`."""
