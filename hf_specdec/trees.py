@@ -12,9 +12,7 @@ from torch import Tensor
 Step = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def grow(
-    first_logprobs: Tensor, step: Step, depth: int, top_k: int, total: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def grow(first_logprobs: Tensor, step: Step, depth: int, top_k: int, total: int) -> tuple[Tensor, Tensor, Tensor]:
     """The most probable tokens of a tree whose levels are beams. EAGLE-2, arXiv 2406.16858.
 
     Args:
