@@ -36,8 +36,8 @@ def load_drafter(location: str, target: PreTrainedModel) -> Drafter:
     """Opens whatever drafter a folder or a Hub repository holds, on the target's device and in its dtype.
 
     Args:
-        location: a local folder or a Hub id: a head of the EAGLE family (EAGLE-1, EAGLE-3, HASS), a P-EAGLE head, a PARD
-            model, or any complete language model.
+        location: a local folder or a Hub id: a head of the EAGLE family (EAGLE-1, EAGLE-3, HASS), a P-EAGLE head, a
+            PARD model, or any complete language model.
         target: the model it is to draft for.
 
     Returns:

@@ -78,7 +78,8 @@ def undoing(steps):
 
 def perfect(taps=(1, 2, 3), mask=None):
     """EAGLE-3: every tap says which token was read, and the MLP which one follows."""
-    head = initialised(small(vocab_size=32, draft_vocab_size=32, intermediate_size=32, taps=taps, mask_token_id=mask))
+    sizes = {"vocab_size": 32, "draft_vocab_size": 32, "intermediate_size": 32, "norm_output": True}
+    head = initialised(small(taps=taps, mask_token_id=mask, **sizes))
     with torch.no_grad():
         for norm in [module for module in head.modules() if type(module).__name__ == "RMSNorm"]:
             norm.weight.fill_(1)

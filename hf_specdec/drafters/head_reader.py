@@ -21,9 +21,9 @@ def refuse_target(head: EagleHead, target: PreTrainedModel) -> None:
         raise ValueError("Heads over hidden states draft for decoder-only targets, not for encoder-decoder models.")
     if not isinstance(host.decoder_layers(target), torch.nn.ModuleList):
         raise ValueError(f"The layers of {type(target).__name__} are no list, so their states cannot be tapped.")
+    head.bind(target)
     if head.config.kind == "eagle3" and max(head.config.taps) > host.num_layers(target):
         raise ValueError(f"The head taps {head.config.taps}; the target has {host.num_layers(target)} layers.")
-    head.bind(target)
 
 
 def taps_of(head: EagleHead, target: PreTrainedModel) -> tuple[int, ...]:
