@@ -1,9 +1,18 @@
 """Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster."""
 
 from hf_specdec.candidates import as_candidate_generator
-from hf_specdec.drafters import Auto, DraftModel, PromptLookup, Suffix, TokenRecycling
+from hf_specdec.drafters import (
+    Auto,
+    DraftModel,
+    DraftTree,
+    Eagle,
+    ParallelDraft,
+    PromptLookup,
+    Suffix,
+    TokenRecycling,
+)
 from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
-from hf_specdec.hub import drafter_from
+from hf_specdec.hub import drafter_from, load_drafter
 from hf_specdec.stats import SpecStats
 from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor
 
@@ -14,7 +23,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Auto",
     "DraftModel",
+    "DraftTree",
     "DraftVocabularyLogitsProcessor",
+    "Eagle",
+    "ParallelDraft",
     "PromptLookup",
     "SpecStats",
     "Suffix",
@@ -23,5 +35,6 @@ __all__ = [
     "disable",
     "enable",
     "last_stats",
+    "load_drafter",
     "speculate",
 ]

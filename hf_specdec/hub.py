@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from hf_specdec.drafters import Drafter, DraftModel
+from hf_specdec.checkpoints import load_head, recognise
+from hf_specdec.drafters import Drafter, DraftModel, Eagle, ParallelDraft
 
 
 def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
@@ -26,11 +27,50 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
     """
     if not location or not (Path(location).is_dir() or _looks_like_hub_id(location)):
         return None
+    if target.config.is_encoder_decoder or not _is_special(location):
+        return DraftModel(_language_model(location, target))
+    return load_drafter(location, target)
+
+
+def load_drafter(location: str, target: PreTrainedModel) -> Drafter:
+    """Opens whatever drafter a folder or a Hub repository holds, on the target's device and in its dtype.
+
+    Args:
+        location: a local folder or a Hub id: a head of the EAGLE family (EAGLE-1, EAGLE-3, HASS), a P-EAGLE head, a
+            PARD model, or any complete language model.
+        target: the model it is to draft for.
+
+    Returns:
+        `Eagle`, `ParallelDraft` or `DraftModel`.
+
+    Raises:
+        ValueError: if it is no known or supported drafter, or was made for another target.
+    """
+    dialect = recognise(location)
+    if dialect.family == "eagle":
+        return Eagle(load_head(location, target))
+    if dialect.family == "parallel-head":
+        return ParallelDraft(load_head(location, target))
+    model = _language_model(location, target)
+    if dialect.family == "parallel-model":
+        return ParallelDraft(model, mask_token_id=dialect.mask_token_id)
+    return DraftModel(model)
+
+
+def _is_special(location: str) -> bool:
+    """Whether a location says that it holds something else than a language model; what is unclear is one."""
+    try:
+        return recognise(location).family != "causal-lm"
+    except OSError:
+        return False
+
+
+def _language_model(location: str, target: PreTrainedModel) -> PreTrainedModel:
     try:
         model: Any = _kind(location, target).from_pretrained(location, dtype=target.dtype)
     except (OSError, KeyError) as error:
         raise ValueError(f"assistant={location!r} could not be opened as a language model: {error}") from error
-    return DraftModel(model.to(target.device).eval())
+    return model.to(target.device).eval()
 
 
 def _kind(location: str, target: PreTrainedModel) -> Any:

@@ -12,11 +12,22 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_specdec.drafters as registry
 from hf_specdec.accept import Draft
-from hf_specdec.drafters import Auto, DraftContext, Drafter, DraftModel, PromptLookup, Suffix, TokenRecycling
+from hf_specdec.drafters import (
+    Auto,
+    DraftContext,
+    Drafter,
+    DraftModel,
+    Eagle,
+    ParallelDraft,
+    PromptLookup,
+    Suffix,
+    TokenRecycling,
+)
 from hf_specdec.noise import Noise
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from tests.models import jittered, prompts, tiny
+from tests.test_heads import initialised, small
 
 
 def warmed(drafter, target):
@@ -28,6 +39,8 @@ def warmed(drafter, target):
 
 DRAFTERS = {
     DraftModel: lambda target: DraftModel(jittered(target), num_draft_tokens=4),
+    Eagle: lambda target: Eagle(initialised(small(taps=(0, 1, 2))).float(), num_draft_tokens=4),
+    ParallelDraft: lambda target: ParallelDraft(jittered(target), mask_token_id=3, num_draft_tokens=4),
     PromptLookup: lambda target: PromptLookup(1, 3, num_draft_tokens=4),
     Suffix: lambda target: Suffix(max_spec_factor=2.0, num_draft_tokens=4),
     TokenRecycling: lambda target: warmed(TokenRecycling(4, top_k=3), target),
@@ -126,6 +139,8 @@ def test_a_drafter_serves_two_calls_at_once(drafter_class):
 
 
 def test_bad_lengths_are_refused(drafter_class):
-    needed = [tiny()] if drafter_class is DraftModel else []
+    models = {DraftModel: tiny, ParallelDraft: tiny, Eagle: lambda: initialised(small())}
+    needed = [models[drafter_class]()] if drafter_class in models else []
+    needed += [3] if drafter_class is ParallelDraft else []
     with pytest.raises(ValueError, match="num_draft_tokens=0"):
         drafter_class(*needed, num_draft_tokens=0)

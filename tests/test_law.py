@@ -137,10 +137,10 @@ def test_the_harness_rejects_a_coin_that_drew_the_draft(target, monkeypatch):
 
 def test_the_harness_rejects_a_wrongly_reported_draft(target, monkeypatch):
     """Negative control: the draft is drawn at T=2 and reported at T=1. 20 calls of 250 rows: 5,000 samples."""
-    from hf_specdec.drafters import draft_model
+    from hf_specdec.drafters import drawing
 
-    true_sample = draft_model.sample
-    monkeypatch.setattr(draft_model, "sample", lambda law, uniforms: true_sample(law.sqrt(), uniforms))
+    true_sample = drawing.sample
+    monkeypatch.setattr(drawing, "sample", lambda law, uniforms: true_sample(law.sqrt(), uniforms))
     samples = first_tokens(target, 20, 250, assistant=DRAFTERS["draft-model"](), verification="token")
     law = target_law(target, PROMPT, LogitsProcessorList(), 3, VOCAB)
     assert p_value(samples, law) < FALSE_ALARM

@@ -12,7 +12,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
     ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history", "recycling"],
-    ["host"],
+    ["host", "trees"],
     ["heads.eagle", "heads"],
     ["state", "slots", "cached_model", "request"],
     ["verify", "scorer"],
@@ -20,7 +20,8 @@ LAYERS = [
     ["judge"],
     ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
     ["drafters.token_recycling"],
-    ["drafters.encoder_decoder", "drafters.draft_model"],
+    ["drafters.drawing", "drafters.encoder_decoder", "drafters.draft_model"],
+    ["drafters.head_reader", "drafters.eagle", "drafters.parallel"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
     ["checkpoints.translate", "checkpoints.load", "checkpoints"],

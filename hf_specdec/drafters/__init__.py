@@ -3,6 +3,8 @@
 from hf_specdec.drafters.auto import Auto
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
+from hf_specdec.drafters.eagle import DraftTree, Eagle
+from hf_specdec.drafters.parallel import ParallelDraft
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.suffix import Suffix
 from hf_specdec.drafters.token_recycling import TokenRecycling
@@ -22,7 +24,10 @@ __all__ = [
     "DraftContext",
     "DraftModel",
     "DraftSession",
+    "DraftTree",
     "Drafter",
+    "Eagle",
+    "ParallelDraft",
     "PromptLookup",
     "Suffix",
     "TokenRecycling",

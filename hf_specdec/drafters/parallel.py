@@ -1,0 +1,197 @@
+"""Drafters that propose all tokens of a round in one pass: mask tokens stand for those in between."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_specdec import host
+from hf_specdec.accept import Draft
+from hf_specdec.cached_model import CachedModel
+from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.draft_model import SharedVocabulary
+from hf_specdec.drafters.drawing import Drawing, chain
+from hf_specdec.drafters.head_reader import HeadContext, refuse_target
+from hf_specdec.heads import EagleHead
+from hf_specdec.noise import RoundNoise
+from hf_specdec.options import SpeculationOptions, check_count
+from hf_specdec.state import DecodeState, Outcome
+from hf_specdec.verify import TargetPass
+
+
+class ParallelDraft(Drafter):
+    """Drafts several tokens in one pass: a P-EAGLE head (arXiv 2602.01469) or a PARD model (arXiv 2504.18583).
+
+    When the call samples, every token is drawn from its own law given the text alone, and that law is reported.
+
+    Args:
+        model: an `EagleHead` with a mask token, or a decoder-only language model that was trained with one.
+        mask_token_id: of a language model, the id that stands for tokens not known yet.
+        num_draft_tokens: tokens to draft in a round; by default the head's own setting, else 5.
+
+    Raises:
+        ValueError: if the model cannot draft in parallel or an option is out of range.
+    """
+
+    name = "parallel-draft"
+    default_num_draft_tokens = 5
+    draws = True
+
+    def __init__(
+        self,
+        model: EagleHead | PreTrainedModel,
+        mask_token_id: int | None = None,
+        num_draft_tokens: int | None = None,
+    ):
+        super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
+        self.model = model
+        if isinstance(model, EagleHead):
+            mask_token_id = _mask_of_head(model, mask_token_id)
+            self.default_num_draft_tokens = model.config.num_draft_tokens or 5
+        elif isinstance(model, PreTrainedModel):
+            _refuse_model(model, mask_token_id)
+        else:
+            raise ValueError(f"ParallelDraft needs an EagleHead or a language model, not {type(model).__name__}.")
+        self.mask_token_id: Any = mask_token_id
+
+    @property
+    def reads_states(self) -> bool:  # type: ignore[override]
+        """Whether it is a head over the target's states."""
+        return isinstance(self.model, EagleHead)
+
+    def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Raises `ValueError` if the target is of another kind than the model was made for."""
+        if isinstance(self.model, EagleHead):
+            refuse_target(self.model, target)
+        elif target.config.is_encoder_decoder:
+            raise ValueError("ParallelDraft drafts for decoder-only targets, not for encoder-decoder models.")
+        elif host.is_empty(self.model):
+            raise ValueError(f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights.")
+
+    def check_synced(self) -> None:
+        """Raises `ValueError` if processes share the drafter."""
+        if host.is_sharded(self.model):
+            raise ValueError("The drafter is sharded over processes. Load it whole in every process.")
+
+    def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
+        """Begins a call with an empty cache."""
+        kind = _HeadSession if isinstance(self.model, EagleHead) else _ModelSession
+        return kind(self, context, state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelDraft:
+        return self  # a copy of a target that holds this drafter shares it
+
+
+def _mask_of_head(head: EagleHead, mask_token_id: int | None) -> int:
+    own = head.config.mask_token_id
+    if own is None:
+        raise ValueError("This head drafts one token after the other: use Eagle(head).")
+    if mask_token_id not in (None, own):
+        raise ValueError(f"mask_token_id={mask_token_id!r}: the head was made with {own}.")
+    return own
+
+
+def _refuse_model(model: PreTrainedModel, mask_token_id: Any) -> None:
+    host.refuse_model(model)
+    if model.config.is_encoder_decoder:
+        raise ValueError("ParallelDraft needs a decoder-only model.")
+    check_count("mask_token_id", mask_token_id, minimum=0)
+    if mask_token_id >= host.num_embeddings(model):
+        raise ValueError(f"mask_token_id={mask_token_id}: the model has {host.num_embeddings(model)} embeddings.")
+
+
+class _ParallelSession(DraftSession):
+    """Draws every token of a round from one pass."""
+
+    drawing: Drawing
+
+    def _draft(self, logits: Tensor, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
+        """A chain from logits (A, K, V)."""
+        noise = self.drawing.noise(noise)
+        pairs = [self.drawing.token(logits[:, step], state, step, noise) for step in range(max(limits))]
+        laws = [law for _, law in pairs if law is not None]
+        return chain([token for token, _ in pairs], laws, limits, state.device)
+
+
+class _HeadSession(_ParallelSession):
+    """A head over the target's states: learned ones stand in for those that do not exist yet."""
+
+    def __init__(self, drafter: ParallelDraft, context: DraftContext, state: DecodeState):
+        model: Any = drafter.model
+        self.head = copy.copy(model).bind(context.target)
+        self.mask_token_id = drafter.mask_token_id
+        self.read = HeadContext(self.head, context.target, len(state.rows))
+        self.taps = self.read.taps
+        self.drawing = Drawing(context, state, self.head.device)
+        self.vocabulary = host.vocabulary_size(context.target)
+
+    @torch.no_grad()
+    def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
+        if not self.read.can_draft(limits):
+            return Draft.empty(len(limits), state.device)
+        count = max(limits)
+        tokens, hidden, widths = self.read.take()
+        masks = tokens.new_full((len(tokens), count - 1), self.mask_token_id)
+        unknown = self.head.masked_hidden().expand(len(tokens), count - 1, -1)
+        states = self.read.reader.read(
+            torch.cat([tokens, masks], dim=1),
+            torch.cat([hidden, unknown], dim=1),
+            [width + count - 1 for width in widths],
+        )
+        self.read.reader.commit(widths)
+        logits = self.head.logits(states[:, -count:]).to(self.head.device)
+        return self._draft(self.read.to_target(logits, self.vocabulary), state, limits, noise)
+
+    def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
+        self.read.commit(state, outcome, target_pass)
+
+    def keep_rows(self, places: list[int]) -> None:
+        self.read.keep_rows(places)
+
+
+class _ModelSession(_ParallelSession):
+    """A language model with a cache of its own, which holds real tokens only between rounds."""
+
+    def __init__(self, drafter: ParallelDraft, context: DraftContext, state: DecodeState):
+        model: Any = drafter.model
+        limit = host.max_positions(model)
+        self.device = host.device_of(model) or state.device
+        cache = host.new_cache(model)
+        host.refuse_cache(cache, is_filled=False)
+        if len(state.rows) > 1 and not host.can_be_ragged(cache):
+            raise ValueError(f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged.")
+        arguments = host.draft_arguments(model)
+        self.reader = CachedModel(model, cache, arguments, len(state.rows), self.device, limit)
+        self.context_length = limit or 2**62
+        self.mask_token_id = drafter.mask_token_id
+        self.num_embeddings = host.num_embeddings(model)
+        self.shared = SharedVocabulary(model, context.target)
+        self.drawing = Drawing(context, state, self.device)
+
+    def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
+        lengths = [len(state.tokens[row]) for row in state.rows]
+        return [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
+
+    @torch.no_grad()
+    def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
+        limits = self.within_context(state, limits)
+        count = max(limits)
+        if count == 0:
+            return Draft.empty(len(limits), state.device)
+        rows = [state.tokens[row][seen:] for row, seen in zip(state.rows, self.reader.num_tokens, strict=True)]
+        widths, masks = [len(row) for row in rows], [self.mask_token_id] * (count - 1)
+        padded = [[0] * (max(widths) - len(row)) + row + masks for row in rows]
+        # Ids behind the drafter's own vocabulary (a padded target may emit them) are read as its last one.
+        tokens = torch.tensor(padded, device=self.device).clamp(0, self.num_embeddings - 1)
+        outputs = self.reader.read(tokens, [width + count - 1 for width in widths], num_logits=count)
+        self.reader.commit(widths)
+        logits = outputs.logits[:, -count:]
+        shared = torch.stack([self.shared.of_target(logits[:, step]) for step in range(count)], dim=1)
+        return self._draft(shared, state, limits, noise)
+
+    def keep_rows(self, places: list[int]) -> None:
+        self.reader.keep_rows(places)

@@ -1,0 +1,64 @@
+"""Trees grow as a slow search says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_specdec.trees import grow
+
+
+def slow(table, root, depth, top_k, total):
+    """Nodes (path, score) of one row, best first; scores in float32, of equal ones the earlier."""
+
+    def best(logprobs):
+        return sorted(range(len(logprobs)), key=lambda token: -float(logprobs[token]))[:top_k]
+
+    level = [((token,), root[token]) for token in best(root)]
+    nodes = list(level)
+    for _ in range(depth - 1):
+        children = [
+            ((*path, token), score + table[path[-1], token]) for path, score in level for token in best(table[path[-1]])
+        ]
+        nodes += children
+        level = sorted(children, key=lambda node: -float(node[1]))[:top_k]
+    return sorted(nodes, key=lambda node: -float(node[1]))[:total]
+
+
+@pytest.mark.parametrize("is_coarse", [False, True])  # coarse scores tie
+@pytest.mark.parametrize(("depth", "top_k", "total"), [(1, 1, 1), (4, 1, 9), (3, 4, 10), (7, 3, 60), (2, 20, 30)])
+def test_the_best_tokens_are_kept(depth, top_k, total, is_coarse):
+    generator = torch.Generator().manual_seed(depth)
+    table = torch.randn(3, 8, 8, generator=generator)
+    table = -table.abs().round() if is_coarse else table.log_softmax(dim=-1)
+    roots = table[:, 0]
+    rows = torch.arange(3)[:, None]
+    tokens, parents, scores = grow(roots, lambda beam, before, level: table[rows, beam], depth, top_k, total)
+    for row in range(3):
+        paths = []
+        for token, parent in zip(tokens[row].tolist(), parents[row].tolist(), strict=True):
+            assert parent < len(paths)
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        expected = slow(table[row], roots[row], depth, top_k, total)
+        assert paths == [path for path, _ in expected]
+        assert torch.equal(scores[row], torch.stack([score for _, score in expected]))
+
+
+def test_a_beam_is_read_with_the_places_of_its_parents():
+    table = torch.randn(2, 6, 6).log_softmax(dim=-1)
+    rows, beams = torch.arange(2)[:, None], []
+
+    def step(beam, before, level):
+        beams.append(beam)
+        if level > 1:
+            assert bool((table[rows, beams[-2].gather(1, before)].topk(3).indices == beam[:, :, None]).any(-1).all())
+        return table[rows, beam]
+
+    grow(table[:, 0], step, 4, 3, 20)
+    assert len(beams) == 3
+
+
+def test_what_cannot_be_drafted_stands_last():
+    first = torch.tensor([[0.0, -torch.inf, -torch.inf]])
+    _, _, scores = grow(first, lambda beam, before, level: first[:, None].expand(1, 2, 3), 3, 2, 10)
+    assert scores.isfinite().sum() == 3 and bool(scores[0, :3].isfinite().all())
