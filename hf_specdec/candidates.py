@@ -39,6 +39,11 @@ def as_candidate_generator(
     Raises:
         ValueError: if the drafter cannot serve the target.
     """
+    if any(arm.reads_states for arm in drafter.arms):
+        raise ValueError(
+            f"{drafter.name} drafts from the target's hidden states, which the host's own loop does not hand out. Use "
+            "hf_specdec.enable(model) and generate(assistant=...)."
+        )
     drafter.check(target)
     merged = drafter.options.overridden_by(options or SpeculationOptions())
     return _DrafterAsCandidates(drafter, target, generation_config, logits_processor or LogitsProcessorList(), merged)

@@ -52,8 +52,9 @@ def grow(root: int, successors: Callable[[int], Successors], total: int) -> Tree
         chance, _, parent, rank = heapq.heappop(ahead)
         ids, probs = found[parent + 1]
         place = len(tree.tokens)
-        for values, value in zip(tree, (ids[rank], probs[rank], parent), strict=True):
-            values.append(value)
+        tree.tokens.append(ids[rank])
+        tree.confidences.append(probs[rank])
+        tree.parents.append(parent)
         chances.append(-chance)
         found.append(successors(ids[rank]))
         offer(place, 0, -chance)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from hf_specdec import DraftModel, PromptLookup, as_candidate_generator
+from hf_specdec import DraftModel, Eagle, PromptLookup, as_candidate_generator
 from tests.models import jittered, tiny
 from tests.reference import assert_follows, target_law
+from tests.test_heads import initialised
+from tests.test_heads import small as eagle_config
 from tests.test_law import PLAIN, PROMPT, VOCAB, small
 
 X = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 7, 8]])
@@ -57,3 +59,9 @@ def test_sampling_follows_the_law(drafter):
         samples.append(out[:, PROMPT.shape[1] :][:, :3])
     law = target_law(target, PROMPT, LogitsProcessorList([TemperatureLogitsWarper(0.8)]), 3, VOCAB)
     assert_follows(torch.cat(samples), law)
+
+
+def test_drafters_that_read_the_targets_states_are_refused():
+    target = tiny()
+    with pytest.raises(ValueError, match="hidden states"):
+        as_candidate_generator(Eagle(initialised(eagle_config(taps=(0, 1, 2)))), target, target.generation_config)

@@ -13,7 +13,7 @@ import torch
 from hf_specdec.accept import Draft
 from hf_specdec.drafters import scheduled as scheduling
 from hf_specdec.drafters.base import Copy, CopySession, DraftSession
-from hf_specdec.drafters.scheduled import Arm, ScheduledSession
+from hf_specdec.drafters.scheduled import Arm, Offer, ScheduledSession
 from hf_specdec.schedule import (
     FREE,
     PLAIN,
@@ -485,6 +485,32 @@ def test_rounds_without_a_proposal_leave_the_session_sound(world):
         world.session.commit(state, outcome)
     world.run(20)
     assert world.widths[-1] == SPAN
+
+
+def copy_offer(tokens, parents, rates):
+    return Offer(Arm("copies", Copies(None, always), 24), [Rate(rate, 1.0) for rate in rates], tokens, parents)
+
+
+def test_united_copies_hold_every_path_once_with_its_larger_rate():
+    chain = copy_offer([5, 6, 7], None, [0.9, 0.8, 0.7])
+    tree = copy_offer([8, 5, 6, 9], [-1, -1, 1, 1], [0.3, 0.95, 0.2, 0.4])
+    both = chain.united(tree)
+    paths = {}
+    for place, (token, parent) in enumerate(zip(both.copied, both.parents, strict=True)):
+        paths[place] = (*paths.get(parent, ()), token)
+    rates = {path: both.rates[place].value for place, path in paths.items()}
+    expected = {(5,): 0.95, (5, 6): 0.8, (5, 6, 7): 0.7, (8,): 0.3, (5, 9): 0.4}
+    assert rates == pytest.approx(expected) and len(rates) == len(both.copied)
+    assert both.survival == sorted(both.survival, reverse=True)
+    best = both.best(3)
+    assert sorted(best.copied) == [5, 6, 7] and all(parent < place for place, parent in enumerate(best.parents))
+
+
+def test_a_tree_learns_from_the_text_only_where_its_tokens_were_asked():
+    tree = copy_offer([8, 5, 6, 9, 4], [-1, -1, 1, 1, 0], [0.5] * 5)
+    tree.learn_text([5, 9, 1])
+    values = [rate.value for rate in tree.rates]
+    assert values[1] > 0.5 and values[3] > 0.5 and values[0] < 0.5 and values[2] < 0.5 and values[4] == 0.5
 
 
 def test_rows_without_room_get_no_draft(monkeypatch):
