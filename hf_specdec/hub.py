@@ -22,14 +22,16 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
         The drafter; `None` if `location` is no folder and cannot be a Hub id.
 
     Raises:
-        ValueError: if the folder or repository cannot be opened as a causal language model, or for an
-            encoder-decoder target as a model of the target's kind.
+        ValueError: if it holds no drafter that fits the target; for an encoder-decoder target, no model of its kind.
     """
     if not location or not (Path(location).is_dir() or _looks_like_hub_id(location)):
         return None
-    if target.config.is_encoder_decoder or not _is_special(location):
+    if target.config.is_encoder_decoder:  # nothing but a model can draft for one
         return DraftModel(_language_model(location, target))
-    return load_drafter(location, target)
+    try:
+        return load_drafter(location, target)
+    except ValueError as reason:
+        raise ValueError(f"assistant={location!r} cannot be opened. {reason}") from reason
 
 
 def load_drafter(location: str, target: PreTrainedModel) -> Drafter:
@@ -57,19 +59,11 @@ def load_drafter(location: str, target: PreTrainedModel) -> Drafter:
     return DraftModel(model)
 
 
-def _is_special(location: str) -> bool:
-    """Whether a location says that it holds something else than a language model; what is unclear is one."""
-    try:
-        return recognise(location).family != "causal-lm"
-    except OSError:
-        return False
-
-
 def _language_model(location: str, target: PreTrainedModel) -> PreTrainedModel:
     try:
         model: Any = _kind(location, target).from_pretrained(location, dtype=target.dtype)
     except (OSError, KeyError) as error:
-        raise ValueError(f"assistant={location!r} could not be opened as a language model: {error}") from error
+        raise ValueError(f"{location} could not be opened as a language model: {error}") from error
     return model.to(target.device).eval()
 
 
