@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
-from hf_specdec.drafters.drawing import Drawing, chain
-from hf_specdec.drafters.head_reader import HeadContext, refuse_target
+from hf_specdec.drafters.drawing import chain
+from hf_specdec.drafters.head_reader import HeadSession, refuse_target
 from hf_specdec.heads import EagleHead
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions, check_count
-from hf_specdec.state import DecodeState, Outcome
+from hf_specdec.state import DecodeState
 from hf_specdec.trees import grow
-from hf_specdec.verify import TargetPass
 
 
 @dataclass(frozen=True)
@@ -98,17 +95,13 @@ class Eagle(Drafter):
         return self  # a copy of a target that holds this drafter shares it
 
 
-class _EagleSession(DraftSession):
+class _EagleSession(HeadSession):
     """Drafts from what the target has really read; what the head fed back to itself is dropped after the round."""
 
     def __init__(self, drafter: Eagle, context: DraftContext, state: DecodeState):
-        self.head = copy.copy(drafter.head).bind(context.target)
-        self.read = HeadContext(self.head, context.target, len(state.rows))
-        self.taps = self.read.taps
+        super().__init__(drafter.head, context, state)
         self.tree = drafter.tree if context.takes_trees else None
         self.grows_trees = self.tree is not None
-        self.drawing = Drawing(context, state, self.head.device)
-        self.vocabulary = host.vocabulary_size(context.target)
 
     @torch.no_grad()
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -120,12 +113,6 @@ class _EagleSession(DraftSession):
         if self.tree is None:
             return self._chain(last, state, limits, noise)
         return self._tree(self.tree, last, limits, state)
-
-    def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
-        self.read.commit(state, outcome, target_pass)
-
-    def keep_rows(self, places: list[int]) -> None:
-        self.read.keep_rows(places)
 
     def _logits(self, states: Tensor) -> Tensor:
         return self.read.to_target(self.head.logits(states).to(self.head.device), self.vocabulary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec import host
+from hf_specdec.drafters.base import DraftContext, DraftSession
+from hf_specdec.drafters.drawing import Drawing
 from hf_specdec.heads import EagleHead
 from hf_specdec.slots import Slots
 from hf_specdec.state import DecodeState, Outcome
@@ -196,3 +199,26 @@ class HeadContext:
         full = logits.new_full((*logits.shape[:-1], vocabulary), -torch.inf)
         full[..., self.head.draft_ids] = logits
         return full
+
+
+class HeadSession(DraftSession):
+    """A session of a head: reads what the target has said, forgets what it drafted itself.
+
+    Args:
+        head: as the drafter holds it; the session binds a copy to its target.
+        context: of the call.
+        state: of the call.
+    """
+
+    def __init__(self, head: EagleHead, context: DraftContext, state: DecodeState):
+        self.head = copy.copy(head).bind(context.target)
+        self.read = HeadContext(self.head, context.target, len(state.rows))
+        self.taps = self.read.taps
+        self.drawing = Drawing(context, state, self.head.device)
+        self.vocabulary = host.vocabulary_size(context.target)
+
+    def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
+        self.read.commit(state, outcome, target_pass)
+
+    def keep_rows(self, places: list[int]) -> None:
+        self.read.keep_rows(places)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -15,12 +14,11 @@ from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import SharedVocabulary
 from hf_specdec.drafters.drawing import Drawing, chain
-from hf_specdec.drafters.head_reader import HeadContext, refuse_target
+from hf_specdec.drafters.head_reader import HeadSession, refuse_target
 from hf_specdec.heads import EagleHead
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions, check_count
-from hf_specdec.state import DecodeState, Outcome
-from hf_specdec.verify import TargetPass
+from hf_specdec.state import DecodeState
 
 
 class ParallelDraft(Drafter):
@@ -117,17 +115,13 @@ class _ParallelSession(DraftSession):
         return chain([token for token, _ in pairs], laws, limits, state.device)
 
 
-class _HeadSession(_ParallelSession):
+class _HeadSession(HeadSession, _ParallelSession):
     """A head over the target's states: learned ones stand in for those that do not exist yet."""
 
     def __init__(self, drafter: ParallelDraft, context: DraftContext, state: DecodeState):
         model: Any = drafter.model
-        self.head = copy.copy(model).bind(context.target)
+        super().__init__(model, context, state)
         self.mask_token_id = drafter.mask_token_id
-        self.read = HeadContext(self.head, context.target, len(state.rows))
-        self.taps = self.read.taps
-        self.drawing = Drawing(context, state, self.head.device)
-        self.vocabulary = host.vocabulary_size(context.target)
 
     @torch.no_grad()
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -145,12 +139,6 @@ class _HeadSession(_ParallelSession):
         self.read.reader.commit(widths)
         logits = self.head.logits(states[:, -count:]).to(self.head.device)
         return self._draft(self.read.to_target(logits, self.vocabulary), state, limits, noise)
-
-    def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
-        self.read.commit(state, outcome, target_pass)
-
-    def keep_rows(self, places: list[int]) -> None:
-        self.read.keep_rows(places)
 
 
 class _ModelSession(_ParallelSession):
