@@ -22,6 +22,8 @@ _NUM_BINS = 20
 _RECENT = 9
 # A single measurement that exceeds the lowest by this factor is no guide (a compilation, a page fault).
 _OUTLIER = 5.0
+# What a round may exceed its expected seconds by before that is put down to the machine.
+_SURPRISE = 1.5
 # What a token costs, as a share of a plain round, as long as too little was measured: one copied, one drafted.
 _COPY_SLOPE, _DRAFT_SLOPE = 0.02, 0.1
 # A draft must promise so much more than a round without one: of many estimates the highest is likely to be too high.
@@ -100,12 +102,23 @@ class RoundSeconds:
     def __init__(self, slope: float):
         self.slope = slope
         self.measured: dict[int, deque[float]] = {}
+        self.doubted: set[int] = set()  # widths of which one measurement did not count
         self.line: tuple[float, float] | None = None  # seconds at width 0, and per drafted token
         self._lock = threading.Lock()  # several calls may share a drafter
 
     def add(self, width: int, seconds: float) -> None:
-        """Notes how long a round took."""
+        """Notes how long a round took.
+
+        Once the line is well founded, a round far above it is put down to the machine: the first of a new width does
+        not count, and others count no more than a surprise may, so that a dearer round is believed step by step.
+        """
         with self._lock:
+            if sum(map(len, self.measured.values())) >= _RECENT:
+                most = _SURPRISE * self.at(width, plain=0.0)
+                if seconds > most and width not in self.measured.keys() | self.doubted:
+                    self.doubted.add(width)
+                    return
+                seconds = min(seconds, most)
             self.measured.setdefault(width, deque(maxlen=_RECENT)).append(seconds)
             self.line = self._fitted()
 

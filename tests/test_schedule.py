@@ -110,6 +110,18 @@ def test_the_newest_measurements_count_and_single_outliers_do_not():
     assert line.at(6, plain=0.0) < 1.8
 
 
+def test_pauses_of_the_machine_are_believed_step_by_step():
+    line = measured(*[(width, 1 + 0.1 * width) for width in (0, 1, 2) for _ in range(4)], slope=0.1)
+    line.add(4, 9.0)  # a new width: once does not count
+    assert line.at(4, plain=0.0) == pytest.approx(1.4)
+    for _ in range(2):
+        line.add(4, 9.0)
+        assert line.at(4, plain=0.0) < 3
+    for _ in range(12):
+        line.add(4, 9.0)
+    assert line.at(4, plain=0.0) > 4
+
+
 def test_a_compilation_in_the_very_first_round_is_outvoted_by_the_second():
     assert measured((4, 50.0), (4, 1.0)).at(4, plain=0.5) == pytest.approx(1.0)
     assert measured((4, 50.0), (1, 1.0)).at(1, plain=0.5) == pytest.approx(1.0)
