@@ -188,7 +188,7 @@ def random_head(model: Any, share: float) -> EagleHead:
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.hidden_size // config.num_attention_heads,
             intermediate_size=config.intermediate_size,
-            taps=(2, depth // 2, depth - 3),
+            taps=(0, depth // 2, depth),  # low, middle and high
             own_lm_head=True,
         )
     )
