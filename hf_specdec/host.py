@@ -91,7 +91,7 @@ _PREFIX_ONLY = {
 # Cache layers whose slots can be rearranged row by row.
 _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # Model types whose passes over several tokens behind a cache fail or differ from single steps.
-_UNVERIFIABLE = {"git", "prophetnet"}
+_UNVERIFIABLE = {"cpmant", "git", "prophetnet"}
 # Settings of models whose attention is local in some layers.
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
 # Of these, the ones that read which tokens a prefix holds, not in which order or how often.

@@ -16,7 +16,9 @@ INNER = dict.fromkeys(
     + ("mlp_dim", "d_ff", "d_inner", "dff", "shared_intermediate_size"),
     64,
 )
-DEPTHS = dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2)
+DEPTHS = dict.fromkeys(
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2
+)
 HEADS = dict.fromkeys(
     ("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
     + ("attention_heads", "num_heads"),
@@ -29,6 +31,7 @@ LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope
 OTHERS = {"vocab_size": 64, "max_position_embeddings": 256, "n_positions": 256, "sliding_window": 8, "rotary_dim": 4}
 OTHERS |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3, "init_std": 0.3}
 OTHERS |= {"num_key_value_heads": 2, "num_kv_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8, "window_size": 4}
+OTHERS |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2}
 OTHERS |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "is_decoder": True}
 OTHERS |= {"attention_types": [[["global", "local"], 1]], "mamba_d_state": 4, "mamba_n_heads": 4, "state_size": 4}
 SIZES: dict[str, Any] = WIDTHS | INNER | DEPTHS | HEADS | EXPERTS | LATENT | OTHERS
@@ -42,13 +45,17 @@ def small_family(model_type: str, **changes: Any) -> PreTrainedModel:
     Raises:
         ValueError: if no small one can be built from these sizes.
     """
-    defaults = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
-    sizes = {name: value for name, value in SIZES.items() if getattr(defaults, name, None) is not None}
-    if getattr(defaults, "head_dim", 0) is None:
+    try:
+        defaults = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
+    except Exception as reason:
+        raise ValueError(f"{model_type} has no default settings: {reason}") from reason
+    sizes = {name: value for name, value in SIZES.items() if _has(defaults, name)}
+    if "head_dim" in vars(defaults) and vars(defaults)["head_dim"] is None:
         sizes["head_dim"] = SIZES["head_dim"]
     if getattr(defaults, "layer_types", None):  # every kind of layer
         kinds = list(dict.fromkeys(defaults.layer_types))
-        sizes["layer_types"] = (kinds * 2)[: max(2, len(kinds))]
+        shares = bool(getattr(defaults, "num_kv_shared_layers", 0))  # those above read the caches of those below
+        sizes["layer_types"] = kinds * 2 if shares else (kinds * 2)[: max(2, len(kinds))]
         sizes |= {name: len(sizes["layer_types"]) for name in DEPTHS if name in sizes}
     reasons = []
     for names in LEFT_OUT:
@@ -58,6 +65,15 @@ def small_family(model_type: str, **changes: Any) -> PreTrainedModel:
         except Exception as reason:  # whatever a family thinks of sizes that do not fit it
             reasons.append(f"{type(reason).__name__}: {reason}"[:100])
     raise ValueError(f"No small {model_type} could be built: {'; '.join(reasons)}")
+
+
+def _has(config: Any, name: str) -> bool:
+    """Whether a size is set and not zero, and the same in all layers."""
+    try:
+        value = getattr(config, name, None)
+        return value is not None and (value != 0 or isinstance(value, bool))
+    except Exception:  # an error of the host's own where sizes vary from layer to layer
+        return False
 
 
 def _built(config: Any) -> PreTrainedModel:

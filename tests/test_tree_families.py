@@ -20,10 +20,11 @@ TREES = (
     + ["gpt_bigcode", "codegen", "ctrl", "opt", "falcon", "bert", "biogpt", "stablelm", "starcoder2", "persimmon"]
     + ["cohere", "cohere2", "olmo2", "olmo3", "exaone4", "glm4", "granite", "smollm3", "diffllama", "doge", "helium"]
     + ["modernbert-decoder", "jetmoe", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "minicpm3", "ernie4_5"]
+    + ["gemma4_text"]
 )
-CHAINS = ["gpt_neo", "llama4_text", "bart", "mpt", "bloom", "whisper", "lfm3"]
-REFUSED = dict.fromkeys(["mamba", "falcon_mamba", "falcon_h1", "rwkv", "qwen3_next", "olmo_hybrid", "nemotron_h"], {})
-REFUSED |= {
+CHAINS = ["gpt_neo", "llama4_text", "bart", "mpt", "bloom", "whisper", "lfm3", "gemma3n_text"]
+RECURRENT = ["mamba", "falcon_mamba", "falcon_h1", "rwkv", "qwen3_next", "olmo_hybrid", "nemotron_h"]
+REFUSED = {model_type: {} for model_type in RECURRENT} | {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
     "mamba2": {"num_heads": 8, "n_groups": 1},
@@ -72,6 +73,11 @@ def test_recurrent_states_are_refused(model_type):
         hf_specdec.enable(model)
 
 
+def test_models_that_read_the_whole_text_again_are_refused():
+    with pytest.raises(ValueError, match="cannot read several tokens behind its cache"):
+        hf_specdec.enable(built("cpmant"))
+
+
 def test_states_of_convolutions_are_refused_or_read_chains():
     """Of Lfm2 only the attention could mask a tree: its convolutions read what stands before a token in the pass."""
     model = built("lfm2", layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False)
@@ -100,11 +106,7 @@ def test_every_family_of_the_host_is_right_or_refused(model_type):
     """Whatever can be built small: a tree is never verified wrongly."""
     try:
         model = small_family(model_type)
-    except (ValueError, NotImplementedError, AttributeError, TypeError) as reason:
-        pytest.skip(str(reason))
-    try:
         host.refuse_target(model)
-        host.refuse_cache(model(torch.arange(3, 9)[None], use_cache=True).get(host.CACHE_NAME), is_filled=True)
     except ValueError as reason:
         pytest.skip(str(reason))
     for num_rows in (1, 3):
@@ -112,6 +114,11 @@ def test_every_family_of_the_host_is_right_or_refused(model_type):
             model.generate(prompts(num_rows)[0], attention_mask=prompts(num_rows)[1], max_new_tokens=3)
         except Exception as reason:
             pytest.skip(f"plain generation fails: {reason}")
-        plain, ours, oracle = drafted(model, num_rows)
+        try:
+            plain, ours, oracle = drafted(model, num_rows)
+        except ValueError as reason:
+            if "assistant=False" not in str(reason):  # no refusal, which would name a way out
+                raise
+            pytest.skip(str(reason))
         assert torch.equal(plain, ours)
         assert oracle.stats.accepted > 0
