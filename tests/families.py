@@ -12,16 +12,35 @@ WIDTHS = dict.fromkeys(
     ("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "project_dim", "embedding_size", "d_embed"), 32
 )
 INNER = dict.fromkeys(
-    ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "ffn_hidden_size", "hidden_dim")
-    + ("mlp_dim", "d_ff", "d_inner", "dff", "shared_intermediate_size"),
+    (
+        "intermediate_size",
+        "ffn_dim",
+        "decoder_ffn_dim",
+        "encoder_ffn_dim",
+        "n_inner",
+        "ffn_hidden_size",
+        "hidden_dim",
+        "mlp_dim",
+        "d_ff",
+        "d_inner",
+        "dff",
+        "shared_intermediate_size",
+    ),
     64,
 )
 DEPTHS = dict.fromkeys(
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2
 )
 HEADS = dict.fromkeys(
-    ("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
-    + ("attention_heads", "num_heads"),
+    (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "attention_heads",
+        "num_heads",
+    ),
     4,
 )
 EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4)

@@ -295,37 +295,27 @@ def test_lengths_may_follow_the_record_and_a_head_may_be_an_arm():
             assert torch.equal(plain, out)
 
 
-def with_cut_vocabulary(head, vocab=64):
-    """The head with every third id of the target missing: it drafts the others alone."""
-    head.draft_ids.copy_(torch.arange(vocab)[torch.arange(vocab) % 3 != 1][: len(head.draft_ids)])
+def cut_head(vocab_size=64, **changes):
+    """A head that cannot draft every third id of the target."""
+    ids = torch.arange(vocab_size)[torch.arange(vocab_size) % 3 != 1]
+    head = initialised(small(vocab_size=vocab_size, draft_vocab_size=len(ids), **changes))
+    head.draft_ids.copy_(ids)
     return head
 
 
-def num_cut(vocab):
-    return sum(token % 3 != 1 for token in range(vocab))
-
-
 CUT = {
-    "eagle3-cut": lambda **sizes: Eagle(with_cut_vocabulary(initialised(small(taps=(0, 1, 2), **sizes)), **sizes_of(sizes)), 4),
-    "eagle3-cut-tree": lambda **sizes: Eagle(
-        with_cut_vocabulary(initialised(small(taps=(0, 1, 2), **sizes)), **sizes_of(sizes)), tree=TREE
-    ),
-    "p-eagle-cut": lambda **sizes: ParallelDraft(
-        with_cut_vocabulary(initialised(small(mask_token_id=3, **sizes)), **sizes_of(sizes)), num_draft_tokens=4
-    ),
-}  # fmt: skip
-
-
-def sizes_of(sizes):
-    return {"vocab": sizes.get("vocab_size", 64)}
+    "eagle3-cut": lambda **sizes: Eagle(cut_head(taps=(0, 1, 2), **sizes), 4),
+    "eagle3-cut-tree": lambda **sizes: Eagle(cut_head(taps=(0, 1, 2), **sizes), tree=TREE),
+    "p-eagle-cut": lambda **sizes: ParallelDraft(cut_head(mask_token_id=3, **sizes), num_draft_tokens=4),
+}
 
 
 def law_drafter(name):
     """A drafter for the target of the laws, with a law of its own that is neither flat nor sharp."""
     if name == "pard":
         return ParallelDraft(small_target(5, layers=1), mask_token_id=6, num_draft_tokens=4)
-    ids = num_cut(VOCAB) if "cut" in name else VOCAB
-    drafter = (DRAFTERS | CUT)[name](vocab_size=VOCAB, draft_vocab_size=ids)
+    sizes = {"vocab_size": VOCAB} if "cut" in name else {"vocab_size": VOCAB, "draft_vocab_size": VOCAB}
+    drafter = (DRAFTERS | CUT)[name](**sizes)
     head = drafter.model if "p-eagle" in name else drafter.head
     head.float().lm_head.weight.data.mul_(0.3)
     return drafter
@@ -358,7 +348,7 @@ ALL = [*DRAFTERS, *CUT]
 
 
 def drafter_of(name):
-    return (DRAFTERS | CUT)[name](**({"draft_vocab_size": num_cut(64)} if "cut" in name else {}))
+    return (DRAFTERS | CUT)[name]()
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,50 @@ from tests.test_vision import inputs_of, llava, qwen2_vl
 from tests.tree_drafters import Oracle
 
 # Attention of many kinds: full, sliding, mixed; rotary, learned, parallel, latent, with sinks, experts or soft caps.
-TREES = (
-    ["llama", "qwen2", "qwen3", "mistral", "ministral", "gemma", "gemma2", "phi", "phi3", "gpt2", "gpt_neox", "gptj"]
-    + ["gpt_bigcode", "codegen", "ctrl", "opt", "falcon", "bert", "biogpt", "stablelm", "starcoder2", "persimmon"]
-    + ["cohere", "cohere2", "olmo2", "olmo3", "exaone4", "glm4", "granite", "smollm3", "diffllama", "doge", "helium"]
-    + ["modernbert-decoder", "jetmoe", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "minicpm3", "ernie4_5"]
-    + ["gemma4_text"]
-)
+TREES = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "ministral",
+    "gemma",
+    "gemma2",
+    "phi",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "gpt_bigcode",
+    "codegen",
+    "ctrl",
+    "opt",
+    "falcon",
+    "bert",
+    "biogpt",
+    "stablelm",
+    "starcoder2",
+    "persimmon",
+    "cohere",
+    "cohere2",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "glm4",
+    "granite",
+    "smollm3",
+    "diffllama",
+    "doge",
+    "helium",
+    "modernbert-decoder",
+    "jetmoe",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "minicpm3",
+    "ernie4_5",
+    "gemma4_text",
+]
 CHAINS = ["gpt_neo", "llama4_text", "bart", "mpt", "bloom", "whisper", "lfm3", "gemma3n_text"]
 RECURRENT = ["mamba", "falcon_mamba", "falcon_h1", "rwkv", "qwen3_next", "olmo_hybrid", "nemotron_h"]
 REFUSED = {model_type: {} for model_type in RECURRENT} | {
