@@ -92,8 +92,10 @@ _PREFIX_ONLY = {
 _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # Model types whose passes over several tokens behind a cache fail or differ from single steps.
 _UNVERIFIABLE = {"cpmant", "git", "prophetnet"}
-if CACHE_NAME == "past_key_values":
-    _UNVERIFIABLE.add("doge")  # older hosts give it no mask without padding, and it then reads tokens that come later
+# Encoders that keep a cache though they read in both directions, unless they are told to be decoders.
+_BIDIRECTIONAL = {"big_bird", "megatron-bert", "rembert", "roformer"}
+if CACHE_NAME == "past_key_values":  # older hosts let these read tokens that come later, decoders or not
+    _UNVERIFIABLE |= _BIDIRECTIONAL | {"doge"}
 # Settings of models whose attention is local in some layers.
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
 # Of these, the ones that read which tokens a prefix holds, not in which order or how often.
@@ -217,6 +219,11 @@ def refuse_model(model: Any) -> None:
         raise ValueError(
             f"{name} cannot read several tokens behind its cache as it reads them one by one, so a draft cannot be "
             "verified. Call generate() with assistant=False."
+        )
+    if model.config.model_type in _BIDIRECTIONAL and not model.config.is_decoder:
+        raise ValueError(
+            f"{name} reads a text in both directions, so a draft would change the text it is verified with. Load it "
+            "with is_decoder=True, or call generate() with assistant=False."
         )
     if model._is_stateful:
         raise ValueError(

@@ -109,6 +109,12 @@ def test_recurrent_states_are_refused(model_type):
         hf_specdec.enable(model)
 
 
+@pytest.mark.parametrize("model_type", ["big_bird", "megatron-bert", "rembert", "roformer"])
+def test_encoders_are_refused_unless_they_are_decoders(model_type):
+    with pytest.raises(ValueError, match=r"in both directions.*is_decoder=True|cannot read several tokens"):
+        hf_specdec.enable(built(model_type, is_decoder=False))
+
+
 @pytest.mark.parametrize("model_type", ["doge", "gemma3n_text"])
 def test_families_that_hosts_treat_differently_are_right_or_refused(model_type):
     """Doge was not causal in passes without padding; Gemma 3n's caches had other layers."""
