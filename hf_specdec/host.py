@@ -93,7 +93,11 @@ _PREFIX_ONLY = {
 # Cache layers whose slots can be rearranged row by row.
 _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # Model types whose passes over several tokens behind a cache fail or differ from single steps.
-_UNVERIFIABLE = {"git", "prophetnet"}
+_UNVERIFIABLE = {"cpmant", "git", "prophetnet"}
+# Encoders that keep a cache though they read in both directions, unless they are told to be decoders.
+_BIDIRECTIONAL = {"big_bird", "megatron-bert", "rembert", "roformer"}
+if CACHE_NAME == "past_key_values":  # older hosts let these read tokens that come later, decoders or not
+    _UNVERIFIABLE |= _BIDIRECTIONAL | {"doge"}
 # Settings of models whose attention is local in some layers.
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
 # Passes over more tokens copy keys and values for every head, as the host does: the copies no longer matter.
@@ -218,6 +222,11 @@ def refuse_model(model: Any) -> None:
         raise ValueError(
             f"{name} cannot read several tokens behind its cache as it reads them one by one, so a draft cannot be "
             "verified. Call generate() with assistant=False."
+        )
+    if model.config.model_type in _BIDIRECTIONAL and not model.config.is_decoder:
+        raise ValueError(
+            f"{name} reads a text in both directions, so a draft would change the text it is verified with. Load it "
+            "with is_decoder=True, or call generate() with assistant=False."
         )
     if model._is_stateful:
         raise ValueError(

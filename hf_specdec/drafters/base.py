@@ -99,7 +99,8 @@ class DraftSession(ABC):
 
         Args:
             state: what has been generated. A session may write its tokens behind the rows' ends.
-            limits: most tokens of each row, possibly 0; the draft is at most `max(limits)` wide.
+            limits: most tokens of each row, possibly 0; the draft is at most `max(limits)` wide. Near the end of a
+                row a tree may have more tokens than the row still gets.
             noise: the round's random numbers, as wide as `max(limits)`; `None` in greedy decoding. Only
                 `noise.draws` may be used, or in coupled sampling `noise.gumbels`, which the target's choice
                 shares: the others must stay independent of the draft.
@@ -161,8 +162,8 @@ class Drafter(ABC):
     Attributes:
         name: what the registry and benchmarks call it.
         default_num_draft_tokens: longest draft when neither the drafter nor the call says one.
-        draws: whether it draws its drafts from a law when the call samples.
-        plants: whether it may draft trees.
+        draws: whether it draws its drafts from a law when the call samples; trees, where it plants any, it does not.
+        plants: whether it drafts trees where they can be verified.
         reads_states: whether its sessions look at hidden states of the target; such a call is not compiled.
         options: the options given to the drafter itself; those of a call override them.
         stats: counts and seconds of the calls whose assistant it was; of an arm of `Auto`, see the calls' own.
