@@ -61,6 +61,8 @@ class Draft:
         drawn: in a draft of several drafters, the rows that `probs` speaks of, shape (B,); the others are point masses.
             `None` means all rows if there are `probs`.
         arms: which of several drafters drafted for every row, `None` for nobody; only the statistics read it.
+        states: what the target's first layers said about [last token, draft], shape (B, N + 1, H), if they have read
+            it while drafting (`CachedModel.read_early`); the target's pass then runs only the other layers.
     """
 
     tokens: Tensor
@@ -69,6 +71,7 @@ class Draft:
     drawn: Tensor | None = None
     arms: list[str | None] | None = None
     parents: Tensor | None = None
+    states: Tensor | None = None
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:

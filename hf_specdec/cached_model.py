@@ -46,6 +46,10 @@ class CachedModel(Slots):
             target's, where some rows may run past it without being used.
         compiled: the model's compiled pass and its widths; passes of other widths run uncompiled.
         may_rearrange: see `Slots`.
+
+    Attributes:
+        exit_layer: how many first layers have read ahead of the others.
+        num_ahead: by how many tokens; these are in none of the other counts.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class CachedModel(Slots):
         self.arguments = arguments
         self.position_limit = position_limit
         self.compiled = compiled
+        self.exit_layer = 0
+        self.num_ahead = 0
 
     @property
     def counts_slots(self) -> bool:
@@ -108,7 +114,11 @@ class CachedModel(Slots):
         return [min(slots, limit - count) for limit, count in zip(limits, counts, strict=True)]
 
     def read(
-        self, tokens: Tensor, widths: list[int] | None = None, num_logits: int = 1, seen: Tensor | None = None
+        self,
+        tokens: Tensor,
+        widths: list[int] | None = None,
+        num_logits: int = 1,
+        seen: Tensor | None = None,
     ) -> Any:
         """Runs the model over new tokens, appending one slot for each column.
 
@@ -121,6 +131,7 @@ class CachedModel(Slots):
         Returns:
             The model's output; logits cover at least the last `num_logits` positions.
         """
+        self.forget_early()
         width = tokens.shape[1]
         token_mask = self._token_mask(widths, width)
         mask = self._extended_mask(tokens, token_mask)
@@ -139,6 +150,62 @@ class CachedModel(Slots):
         # Only now has the pass happened: an exception above leaves the bookkeeping as it was.
         self._advance(host.cache_of(outputs), mask, positions, width, widths)
         return outputs
+
+    def read_early(self, tokens: Tensor, exit_layer: int) -> tuple[Tensor, Tensor]:
+        """Runs the first layers, the norm and the head over one more token of every row.
+
+        The other layers read it in `read_rest`; `read` and `forget_early` drop it.
+
+        Args:
+            tokens: shape (A, 1).
+            exit_layer: how many layers to run.
+
+        Returns:
+            Logits (A, V), and what the last of these layers handed on, (A, 1, H).
+        """
+        self.exit_layer = exit_layer
+        late = range(exit_layer, host.num_layers(self.model))
+        with host.leaving(self.model, exit_layer - 1) as states, host.skipping(self.model, late):
+            outputs = self._partial(tokens, range(exit_layer), self.num_ahead, 1)
+        self.num_ahead += 1
+        return outputs.logits[:, -1], states[-1]
+
+    def read_rest(self, tokens: Tensor, states: Tensor) -> Any:
+        """Runs the other layers over what the first ones have read ahead.
+
+        Args:
+            tokens: the same tokens, shape (A, W).
+            states: what the first layers handed on, shape (A, W, H).
+
+        Returns:
+            The model's output, with logits of all W positions.
+        """
+        width = tokens.shape[1]
+        assert width == self.num_ahead
+        mask, positions = self._extended_mask(tokens, None), self._positions(width, None)
+        late = range(self.exit_layer, host.num_layers(self.model))
+        with host.skipping(self.model, range(self.exit_layer), states):
+            outputs = self._partial(tokens, late, 0, width)
+        self.num_ahead = 0
+        self._advance(host.cache_of(outputs), mask, positions, width, None)
+        return outputs
+
+    def _partial(self, tokens: Tensor, layers: range, num_before: int, num_logits: int) -> Any:
+        """A pass in which some layers run, behind tokens that they have read ahead."""
+        assert self.next_positions is not None
+        total = num_before + tokens.shape[1]
+        seen = torch.ones(len(tokens), total, total, dtype=torch.bool, device=self.device).tril()
+        attention = host.tree_mask(
+            self.model, self.cache, self.mask, seen, self.num_slots, layers, num_queries=tokens.shape[1]
+        )
+        positions = self.next_positions[..., None] + torch.arange(num_before, total, device=self.device)
+        return host.forward(self.model, tokens, self.cache, attention, positions, num_logits, self.arguments)
+
+    def forget_early(self) -> None:
+        """Drops what the first layers have read ahead of the others."""
+        if self.num_ahead:
+            host.truncate(self.cache, self.num_slots)
+        self.num_ahead = 0
 
     def keep_rows(self, places: list[int]) -> None:
         """Keeps some of the rows."""

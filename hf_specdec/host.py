@@ -595,7 +595,15 @@ def _layer_kinds(model: Any) -> list[str]:
     return ["full_attention"] * config.num_hidden_layers
 
 
-def tree_mask(model: Any, cache: Cache, mask: Tensor | None, seen: Tensor, num_slots_before: int) -> Any:
+def tree_mask(
+    model: Any,
+    cache: Cache,
+    mask: Tensor | None,
+    seen: Tensor,
+    num_slots_before: int,
+    layers: range | None = None,
+    num_queries: int | None = None,
+) -> Any:
     """A ready attention mask for a pass over tokens that see only some of each other.
 
     Args:
@@ -604,17 +612,32 @@ def tree_mask(model: Any, cache: Cache, mask: Tensor | None, seen: Tensor, num_s
         mask: over the cached slots, shape (B, S); `None` where all hold a token of their row.
         seen: which new tokens every new token sees, bool, shape (B, W, W).
         num_slots_before: S.
+        layers: those that will run, if not all do; only their caches are as long as the mask must be.
+        num_queries: how many of the new tokens are read in this pass, the last ones; `None` for all.
 
     Returns:
         What the model takes as its attention mask: (B, 1, W, K), or one such tensor for every kind of layer.
     """
     kinds = _layer_kinds(model)
-    ready = {kind: _mask_of_kind(model, cache, mask, seen, num_slots_before, kinds.index(kind)) for kind in set(kinds)}
+    ready = {}
+    for layer in reversed(range(len(kinds)) if layers is None else layers):
+        if layer == kinds.index(kinds[layer], 0 if layers is None else layers.start):
+            ready[kinds[layer]] = _mask_of_kind(model, cache, mask, seen, num_slots_before, layer, num_queries)
+    for kind in kinds:
+        ready.setdefault(kind, next(iter(ready.values())))  # nobody will look at it
     config = model.config.get_text_config(decoder=True)
     return ready if getattr(config, "layer_types", None) is not None else ready[kinds[0]]
 
 
-def _mask_of_kind(model: Any, cache: Cache, mask: Tensor | None, seen: Tensor, num_slots: int, layer: int) -> Tensor:
+def _mask_of_kind(
+    model: Any,
+    cache: Cache,
+    mask: Tensor | None,
+    seen: Tensor,
+    num_slots: int,
+    layer: int,
+    num_queries: int | None,
+) -> Tensor:
     """The mask that a layer and all of its kind need."""
     num_rows, width, _ = seen.shape
     past = seen.new_ones(num_rows, num_slots) if mask is None else mask.bool()
@@ -625,6 +648,8 @@ def _mask_of_kind(model: Any, cache: Cache, mask: Tensor | None, seen: Tensor, n
         keys = torch.cat([slots, depths], dim=1)  # how far from the first new token, as the host counts: by slots
         window = model.config.get_text_config(decoder=True).sliding_window
         allowed = allowed & (keys[:, None] > depths[:, :, None] - window)
+    if num_queries is not None:
+        allowed, width = allowed[:, -num_queries:], num_queries
     num_keys, first_key = cache.get_mask_sizes(width, layer)
     allowed = torch.nn.functional.pad(allowed[..., first_key:], (0, max(0, num_keys - allowed.shape[2] + first_key)))
     if _attention(model) == "sdpa":
@@ -685,6 +710,53 @@ def _keep_input(states: list[Tensor], module: Any, args: tuple, kwargs: dict[str
 
 def _keep_output(states: list[Tensor], module: Any, args: tuple, output: Any) -> None:
     states.append(output[0])
+
+
+@contextmanager
+def skipping(model: Any, layers: range, states: Tensor | None = None) -> Iterator[None]:
+    """Passes made inside go past some decoder layers. The model is whole again afterwards, also after an exception.
+
+    Args:
+        model: the target.
+        layers: those that hand on what they are given.
+        states: what they hand on instead, shape (B, W, H).
+    """
+    decoder = decoder_layers(model)
+    held = {layer: decoder[layer].__dict__.get("forward") for layer in layers}
+    try:
+        for layer in layers:
+            decoder[layer].forward = functools.partial(_handed_on, states)
+        yield
+    finally:
+        for layer, forward_before in held.items():
+            decoder[layer].__dict__.pop("forward", None)
+            if forward_before is not None:
+                decoder[layer].forward = forward_before
+
+
+def _handed_on(states: Tensor | None, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return hidden_states if states is None else states.to(hidden_states.device)
+
+
+@contextmanager
+def leaving(model: Any, layer: int) -> Iterator[list[Tensor]]:
+    """Collects what a decoder layer hands on, one tensor (B, W, H) a pass.
+
+    Raises:
+        ValueError: if the layer hands on more than its states.
+    """
+    states: list[Tensor] = []
+
+    def keep(module: Any, args: tuple, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            raise ValueError(f"{type(module).__name__} returns more than its states, so no layer can be skipped.")
+        states.append(output)
+
+    handle = decoder_layers(model)[layer].register_forward_hook(keep)
+    try:
+        yield states
+    finally:
+        handle.remove()
 
 
 # --- compiled passes --------------------------------------------------------------------------------------

@@ -47,10 +47,18 @@ def run_target(
 ) -> TargetPass:
     """Runs the target over [last token, draft] of every riding row."""
     tokens = torch.cat([state.last_tokens(), draft.tokens], dim=1)
+    if draft.states is not None and not taps and _can_share(target, request, draft):
+        return TargetPass(target.read_rest(tokens, draft.states), draft.width + 1, state.device)
     seen = None if draft.parents is None else draft.seen
     with host.tapped(target.model, taps) as tapped:
         outputs = target.read(tokens, num_logits=draft.width + 1, seen=seen)
     return TargetPass(outputs, draft.width + 1, state.device, tapped)
+
+
+def _can_share(target: CachedModel, request: Request, draft: Draft) -> bool:
+    """Whether only the last layers need to run: the first have read this draft, and nobody asks what they say."""
+    is_whole = target.num_ahead == draft.width + 1
+    return is_whole and draft.parents is None and not request.config.output_hidden_states
 
 
 def run_prompt(

@@ -19,7 +19,7 @@ LAYERS = [
     ["stopping", "streaming", "recording", "room"],
     ["judge"],
     ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
-    ["drafters.encoder_decoder", "drafters.draft_model"],
+    ["drafters.drawing", "drafters.encoder_decoder", "drafters.draft_model", "drafters.early_exit"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
     ["checkpoints.translate", "checkpoints.load", "checkpoints"],

@@ -3,6 +3,7 @@
 from hf_specdec.drafters.auto import Auto
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
+from hf_specdec.drafters.early_exit import EarlyExit
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.suffix import Suffix
 
@@ -21,6 +22,7 @@ __all__ = [
     "DraftModel",
     "DraftSession",
     "Drafter",
+    "EarlyExit",
     "PromptLookup",
     "Suffix",
 ]

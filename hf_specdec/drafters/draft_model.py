@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import host
-from hf_specdec.accept import Draft, sample
+from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel, CompiledPasses
 from hf_specdec.drafters import encoder_decoder
 from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.drawing import Drawing, drawn
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
-from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, differing_tokens
@@ -129,13 +129,12 @@ class _DraftModelSession(DraftSession):
             arguments |= encoder_decoder.encoder_arguments(model, context, drafter.shares_encoder)
         self.reader = CachedModel(model, cache, arguments, len(state.rows), self.device, limit, compiled)
         self.context_length = limit or 2**62
-        self.is_greedy = not context.do_sample or context.draft_temperature == 0
-        self.scorer = _draft_scorer(context)
+        self.drawing = Drawing.of(context)
         # Tokens are drawn beside the drafter, unless a processor looks at the text, which lies beside the target.
-        stays = self.scorer.reads_scores_only and self.device.type != "mps"  # which has no float64 for the noise
+        stays = self.drawing.scorer.reads_scores_only and self.device.type != "mps"  # which has no float64 for the noise
         self.drawn_on = self.device if stays else state.device
         if self.drawn_on != state.device:
-            self.scorer = self.scorer.on(self.drawn_on)
+            self.drawing = self.drawing.on(self.drawn_on)
         self.vocabulary = _SharedVocabulary(drafter, context.target)
         self.num_embeddings = host.num_embeddings(model)
         self.num_drafted = 0  # in this round
@@ -148,22 +147,15 @@ class _DraftModelSession(DraftSession):
         logits = self._read_pending(state)
         noise = noise and noise.of_draft(self.drawn_on)
         tokens: list[Tensor] = []
-        laws: list[Tensor] = []
+        laws: list[Tensor | None] = []
         for step in range(self.num_drafted):
-            token, law = self._draw(logits, state, step, noise)
+            scored = self.vocabulary.of_target(logits.float()).to(self.drawn_on)
+            token, law = self.drawing.draw(scored, state, step, noise)
             tokens.append(token)
-            if law is not None:
-                laws.append(law)
+            laws.append(law)
             if step + 1 < self.num_drafted:
                 logits = self.reader.read(token[:, None].to(self.device)).logits[:, -1]
-        drafted = torch.stack(tokens, dim=1).to(state.device)
-        num_drafted = torch.tensor(limits, device=state.device)
-        if not laws:
-            return Draft(drafted, num_drafted)
-        probs = torch.stack(laws, dim=1).to(state.device)
-        # A draft ends before a law that is none: a model that overflows must not cost more than its speed.
-        num_lawful = probs.sum(dim=-1).isfinite().long().cumprod(dim=1).sum(dim=1)
-        return Draft(drafted, torch.minimum(num_drafted, num_lawful), probs)
+        return drawn(tokens, laws, limits, state.device)
 
     def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
         lengths = [len(state.tokens[row]) for row in state.rows]
@@ -196,24 +188,6 @@ class _DraftModelSession(DraftSession):
         tokens = torch.tensor(padded, device=self.device).clamp(0, self.num_embeddings - 1)
         return self.reader.read(tokens, widths=widths).logits[:, -1]
 
-    def _draw(
-        self, logits: Tensor, state: DecodeState, step: int, noise: RoundNoise | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The next drafted token of every row and, when sampling, the law it was drawn from."""
-        logits = self.vocabulary.of_target(logits.float()).to(self.drawn_on)
-        scores = self.scorer.at_all_positions(logits[:, None], state, first=step)[:, 0]
-        if self.is_greedy:
-            token, law = scores.argmax(dim=-1), None
-        elif noise is not None and noise.gumbels is not None:
-            token, law = (scores + noise.gumbels[:, step]).argmax(dim=-1), None
-        else:
-            assert noise is not None
-            law = scores.softmax(dim=-1)
-            token = sample(law, noise.draws[:, step]).clamp(min=0)
-        if not self.scorer.reads_scores_only:
-            state.write(token[:, None], offset=step)
-        return token, law
-
 
 def _cache_and_call(model: PreTrainedModel, compilation: Compilation | None) -> tuple[Any, CompiledPasses | None]:
     """A cache for the draft model, and its compiled pass if the call compiles and this model can."""
@@ -242,13 +216,6 @@ class _SharedVocabulary:
         return (
             torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, : self.size]
         )
-
-
-def _draft_scorer(context: DraftContext) -> Scorer:
-    """The call's processors at the draft's own temperature."""
-    if context.do_sample and context.draft_temperature:
-        return Scorer(host.with_temperature(context.scorer.processors, context.draft_temperature))
-    return context.scorer
 
 
 def _refuse_other_tokenizer(drafter: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:

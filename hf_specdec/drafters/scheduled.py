@@ -236,6 +236,8 @@ class ScheduledSession(DraftSession):
 
     def _mixed(self, free: list[Offer | None], own: list[Offer]) -> list[Offer | None]:
         """The better offer of every row; all of the arm's own if copies are better everywhere."""
+        if own[0].arm.session.shares_passes:  # a merged draft would have the first layers run twice
+            return _choice([None] * len(own), own, _first)
         mixed = _choice(free, own, _better)
         is_used = any(held is new for held, new in zip(mixed, own, strict=True))
         return mixed if is_used else _choice([None] * len(own), own, _first)
