@@ -1,7 +1,7 @@
 """Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster."""
 
 from hf_specdec.candidates import as_candidate_generator
-from hf_specdec.drafters import Auto, DraftModel, EarlyExit, PromptLookup, Suffix
+from hf_specdec.drafters import Auto, DraftModel, EarlyExit, ExitEstimate, PromptLookup, Suffix, best_exit_layer
 from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
 from hf_specdec.hub import drafter_from
 from hf_specdec.stats import SpecStats
@@ -16,10 +16,12 @@ __all__ = [
     "DraftModel",
     "DraftVocabularyLogitsProcessor",
     "EarlyExit",
+    "ExitEstimate",
     "PromptLookup",
     "SpecStats",
     "Suffix",
     "as_candidate_generator",
+    "best_exit_layer",
     "disable",
     "enable",
     "last_stats",

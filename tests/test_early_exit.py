@@ -44,7 +44,7 @@ def test_greedy_text_is_the_same(family, num_rows, length):
 def test_with_idle_late_layers_everything_is_accepted(family, num_rows):
     plain, out, stats = both(with_idle_late_layers(tiny(family)), EarlyExit(1, num_draft_tokens=4), num_rows)
     assert torch.equal(plain, out)
-    assert stats.accepted_tokens == stats.drafted_tokens > 0
+    assert ACC
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -3,7 +3,7 @@
 from hf_specdec.drafters.auto import Auto
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
-from hf_specdec.drafters.early_exit import EarlyExit
+from hf_specdec.drafters.early_exit import EarlyExit, ExitEstimate, best_exit_layer
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.suffix import Suffix
 
@@ -23,6 +23,8 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "EarlyExit",
+    "ExitEstimate",
     "PromptLookup",
     "Suffix",
+    "best_exit_layer",
 ]

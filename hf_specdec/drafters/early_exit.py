@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec import host
@@ -106,3 +107,51 @@ class _EarlyExitSession(DraftSession):
             token = drafted[:, None]
         states.append(self.reader.read_early(token, self.exit_layer)[1])
         return replace(drawn(tokens, laws, limits, state.device), states=torch.cat(states, dim=1))
+
+
+@dataclass(frozen=True)
+class ExitEstimate:
+    """How good the exits of a model are on some text.
+
+    Attributes:
+        best: the exit layer that promises most.
+        agreements: by exit layer, how often its best token is the whole model's.
+        speedups: by exit layer, the expected tokens of a round over its cost, against plain decoding with passes of
+            the same number of layers; costs are counted in layers only.
+    """
+
+    best: int
+    agreements: dict[int, float]
+    speedups: dict[int, float]
+
+
+@torch.no_grad()
+def best_exit_layer(
+    model: PreTrainedModel, input_ids: Tensor, num_draft_tokens: int = 4, max_new_tokens: int = 64
+) -> ExitEstimate:
+    """Estimates which exit layer drafts best, on text that the model generates greedily.
+
+    Args:
+        model: the target.
+        input_ids: prompts without padding, shape (B, P).
+        num_draft_tokens: tokens to draft in a round.
+        max_new_tokens: how much text to judge.
+
+    Raises:
+        ValueError: if the model has an encoder, a single layer, or keeps its layers in no list.
+    """
+    EarlyExit(1).check(model)
+    arguments = {"attention_mask": torch.ones_like(input_ids), "max_new_tokens": max_new_tokens, "do_sample": False}
+    text = type(model).generate(model, input_ids, **arguments)  # whatever assistant is attached
+    start, num_layers = input_ids.shape[1] - 1, host.num_layers(model)
+    final = model(text, use_cache=False).logits[:, start:-1].argmax(dim=-1)
+    agreements, speedups = {}, {}
+    for layer in range(1, num_layers):
+        with host.skipping(model, range(layer, num_layers)):
+            early = model(text, use_cache=False).logits[:, start:-1].argmax(dim=-1)
+        rate = float((early == final).float().mean())
+        tokens = sum(rate**place for place in range(num_draft_tokens + 1))
+        # Every drafted token and the last one pass the early layers one by one, then the others once together.
+        layers = (num_draft_tokens + 1) * layer + num_layers - layer
+        agreements[layer], speedups[layer] = rate, tokens * num_layers / layers
+    return ExitEstimate(max(speedups, key=lambda layer: speedups[layer]), agreements, speedups)
