@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
-from hf_specdec import Auto, EarlyExit, Suffix
+from hf_specdec import Auto, EarlyExit, Suffix, best_exit_layer
 from hf_specdec.host import decoder_layers
 from tests.models import prompts, tiny
 
@@ -44,7 +43,7 @@ def test_greedy_text_is_the_same(family, num_rows, length):
 def test_with_idle_late_layers_everything_is_accepted(family, num_rows):
     plain, out, stats = both(with_idle_late_layers(tiny(family)), EarlyExit(1, num_draft_tokens=4), num_rows)
     assert torch.equal(plain, out)
-    assert ACC
+    assert stats.accepted == stats.drafted > 0
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -59,26 +58,15 @@ def test_every_layer_reads_every_token_once():
     model = with_idle_late_layers(tiny())
     counts = [0, 0]
     for index, layer in enumerate(decoder_layers(model)):
-        def count(module, args, kwargs, output, index=index):
+
+        def count(module, args, output, index=index):
             counts[index] += output.shape[1]
-        layer.self_attn.q_proj.register_forward_hook(lambda m, a, o, c=index: counts.__setitem__(c, counts[c] + o.shape[1]))
+
+        layer.self_attn.q_proj.register_forward_hook(count)
     ids, mask = prompts(1)
     hf_specdec.enable(model)
     model.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False, assistant=EarlyExit(1, 4))
     assert counts[0] == counts[1]
-
-
-class _Raising(LogitsProcessor):
-    """Raises in the n-th call."""
-
-    def __init__(self, calls):
-        self.calls = calls
-
-    def __call__(self, input_ids, scores):
-        self.calls -= 1
-        if self.calls < 0:
-            raise RuntimeError("stop")
-        return scores
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -118,3 +106,13 @@ def test_exit_layers_out_of_range_are_refused(exit_layer):
 def test_models_without_position_ids_are_refused(family):
     with pytest.raises(ValueError, match="EarlyExit cannot"):
         both(tiny(family), EarlyExit(1))
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_the_best_exit_is_where_the_idle_layers_begin(is_enabled):
+    model = with_idle_late_layers(tiny(num_hidden_layers=4), exit_layer=2)
+    if is_enabled:
+        hf_specdec.enable(model)
+    estimate = best_exit_layer(model, prompts(1)[0])
+    assert estimate.agreements[2] == estimate.agreements[3] == 1.0 > estimate.agreements[1]
+    assert estimate.best == 2

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
-from hf_specdec.accept import Draft, matched
+from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import Drafter, DraftSession
 from tests.models import prompts, tiny
 

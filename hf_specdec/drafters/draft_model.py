@@ -131,7 +131,9 @@ class _DraftModelSession(DraftSession):
         self.context_length = limit or 2**62
         self.drawing = Drawing.of(context)
         # Tokens are drawn beside the drafter, unless a processor looks at the text, which lies beside the target.
-        stays = self.drawing.scorer.reads_scores_only and self.device.type != "mps"  # which has no float64 for the noise
+        stays = (
+            self.drawing.scorer.reads_scores_only and self.device.type != "mps"
+        )  # which has no float64 for the noise
         self.drawn_on = self.device if stays else state.device
         if self.drawn_on != state.device:
             self.drawing = self.drawing.on(self.drawn_on)
