@@ -267,7 +267,9 @@ class ScheduledSession(DraftSession):
         return self._plain_trial(chosen, state) or self._trial(plans, chosen) or chosen
 
     def _mixed(self, free: list[Offer | None], own: list[Offer]) -> list[Offer | None]:
-        """The better offer of every row; all of the arm's own if copies are better everywhere."""
+        """The better offer of every row; all of the arm's own if copies are better everywhere, or may not join."""
+        if own[0].arm.session.shares_passes:
+            return _choice([None] * len(own), own, _first)
         mixed = _choice(free, own, _better)
         is_used = any(held is new for held, new in zip(mixed, own, strict=True))
         return mixed if is_used else _choice([None] * len(own), own, _first)
@@ -281,6 +283,8 @@ class ScheduledSession(DraftSession):
                 chosen = _choice(chosen, offers[arm.name], _first)
                 if not arm.is_free and any(offer is not None and offer.arm is arm for offer in chosen):
                     payer = arm
+        if payer is not None and payer.session.shares_passes:  # what is copied for other rows must wait
+            chosen = _choice([None] * len(chosen), offers[payer.name], _first)
         width = max((len(offer.rates) for offer in chosen if offer is not None), default=0)
         return Plan(chosen, width, payer)
 
