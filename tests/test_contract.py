@@ -11,13 +11,16 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_specdec.drafters as registry
+from hf_specdec import host
 from hf_specdec.accept import Draft
+from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters import (
     Auto,
     DraftContext,
     Drafter,
     DraftModel,
     Eagle,
+    EarlyExit,
     ParallelDraft,
     PromptLookup,
     Suffix,
@@ -40,6 +43,7 @@ def warmed(drafter, target):
 DRAFTERS = {
     DraftModel: lambda target: DraftModel(jittered(target), num_draft_tokens=4),
     Eagle: lambda target: Eagle(initialised(small(taps=(0, 1, 2))).float(), num_draft_tokens=4),
+    EarlyExit: lambda target: EarlyExit(1, num_draft_tokens=4),
     ParallelDraft: lambda target: ParallelDraft(jittered(target), mask_token_id=3, num_draft_tokens=4),
     PromptLookup: lambda target: PromptLookup(1, 3, num_draft_tokens=4),
     Suffix: lambda target: Suffix(max_spec_factor=2.0, num_draft_tokens=4),
@@ -58,6 +62,17 @@ def drafter_class(request):
     return request.param
 
 
+def reader_of(target, state):
+    """The target, which has read all rows but for their last tokens."""
+    arguments = host.draft_arguments(target)
+    reader = CachedModel(target, host.new_cache(target), arguments, len(state.rows), state.device)
+    rows = [state.tokens[row][:-1] for row in state.rows]
+    widths = [len(row) for row in rows]
+    reader.read(torch.tensor([[0] * (max(widths) - len(row)) + row for row in rows]), widths=widths)
+    reader.commit(widths)
+    return reader
+
+
 class Bench:
     """A drafter at work on three ragged rows."""
 
@@ -66,16 +81,29 @@ class Bench:
         self.drafter = DRAFTERS[drafter_class](self.target)
         ids, mask = prompts(num_rows)
         self.state = DecodeState(ids, mask, fill=0)
-        scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if do_sample else []))
+        self.do_sample = do_sample
         self.noise = Noise(0, torch.device("cpu")) if do_sample else None
-        self.session = self.drafter.start(DraftContext(self.target, do_sample, scorer), self.state)
+        self.start(self.drafter)
 
+    def start(self, drafter):
+        scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if self.do_sample else []))
+        self.reader = reader_of(self.target, self.state)
+        context = DraftContext(self.target, self.do_sample, scorer, reader=self.reader)
+        self.session = drafter.start(context, self.state)
+
+    @torch.no_grad()
     def propose(self, limits):
         noise = self.noise and self.noise.round(self.state.rows, self.state.num_emitted, max(limits))
         return self.session.propose(self.state, limits, noise)
 
+    @torch.no_grad()
     def accept(self, draft, counts, next_token=5):
         appended = [[*draft.tokens[place, :count].tolist(), next_token] for place, count in enumerate(counts)]
+        if draft.is_read_ahead:
+            self.reader.read_rest()
+        else:
+            self.reader.read(torch.cat([self.state.last_tokens(), draft.tokens], dim=1))
+        self.reader.commit([len(tokens) for tokens in appended])
         self.state.append(appended)
         emitted, finished = [len(tokens) for tokens in appended], [False] * len(counts)
         outcome = Outcome(appended, emitted, draft.lengths.tolist(), counts, finished)
@@ -109,13 +137,13 @@ def test_a_session_in_the_middle_drafts_like_a_fresh_one(drafter_class, do_sampl
         counts = counts or [0, 0, 0]
         bench.accept(draft, [min(c, n) for c, n in zip(counts, draft.lengths.tolist(), strict=True)], next_token=7)
     kept = bench.state.rows = [0, 2]
+    bench.reader.keep_rows(kept)
     bench.session.keep_rows(kept)
     here = bench.propose([4, 4])
     for place, row in enumerate(kept):
         fresh = Bench(drafter_class, do_sample, num_rows=1)
         fresh.state = DecodeState(torch.tensor([bench.state.tokens[row]]), None, fill=0)
-        scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if do_sample else []))
-        fresh.session = fresh.drafter.start(DraftContext(fresh.target, do_sample, scorer), fresh.state)
+        fresh.start(fresh.drafter)
         noise = bench.noise and bench.noise.round([row], [bench.state.lengths[row] - bench.state.prompt_length], 4)
         alone = fresh.session.propose(fresh.state, [4], noise)
         length = int(here.lengths[place])
@@ -132,7 +160,8 @@ def test_drafting_leaves_the_target_alone(drafter_class):
 
 def test_a_drafter_serves_two_calls_at_once(drafter_class):
     one, two = Bench(drafter_class), Bench(drafter_class)
-    two.session = one.drafter.start(DraftContext(one.target, False, Scorer(LogitsProcessorList())), two.state)
+    two.target = one.target
+    two.start(one.drafter)
     first = one.propose([4, 4, 4])
     one.accept(first, [0, 0, 0])
     assert torch.equal(two.propose([4, 4, 4]).tokens, first.tokens)
