@@ -105,8 +105,8 @@ def _rebound(call: Any, module: nn.Module, twin: nn.Module) -> Any:
     if isinstance(call, functools.partial) and call.args and call.args[0] is module:
         return functools.update_wrapper(functools.partial(call.func, twin, *call.args[1:], **call.keywords), call)
     raise ValueError(
-        f"{type(module).__name__}.forward was replaced by {call!r:.80}, so the model cannot be run layer by layer. Bind "
-        "it as a method (types.MethodType), take it back, or use another drafter than EarlyExit."
+        f"{type(module).__name__}.forward was replaced by {call!r:.80}, so the model cannot be run in part. "
+        "Bind it as a method (types.MethodType), take it back, or use another drafter than EarlyExit."
     )
 
 

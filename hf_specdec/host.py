@@ -980,8 +980,8 @@ def refuse_offloaded_cache(cache: Cache) -> None:
     """Raises `ValueError` for a cache whose layers are fetched in the order of whole passes."""
     if getattr(cache, "offloading", False):
         raise ValueError(
-            "An offloaded cache brings in the layers of whole passes one by one, so EarlyExit cannot read ahead with the "
-            'first ones. Use the default cache (cache_implementation="dynamic"), or another drafter.'
+            "An offloaded cache brings in the layers of whole passes one by one, so EarlyExit cannot read ahead with "
+            'the first ones. Use the default cache (cache_implementation="dynamic"), or another drafter.'
         )
 
 
@@ -1028,12 +1028,13 @@ def behind(cache: Cache, num_layers: int) -> Cache:
     """
     view: Any = copy.copy(cache)
     rest = cache.layers[num_layers:]
-    view.layers = [_of_kind(layer, rest) for layer in cache.layers[:num_layers]] + rest
+    view.layers = [_alike(layer, rest) for layer in cache.layers[:num_layers]] + rest
     return view
 
 
-def _of_kind(layer: Any, others: list[Any]) -> Any:
-    return next((other for other in others if other.is_sliding == layer.is_sliding), others[0])
+def _alike(layer: Any, others: list[Any]) -> Any:
+    """The first that is of a layer's kind, if any is, else the first."""
+    return next((other for other in others if type(other) is type(layer)), others[0])
 
 
 def keep_rows(cache: Cache, rows: Tensor) -> None:

@@ -23,10 +23,13 @@ from hf_specdec.state import DecodeState
 class EarlyExit(Drafter):
     """Drafts with the target's first layers, its norm and its head; needs no other weights.
 
-    The target's pass then runs only the other layers over the drafted tokens: states and cache entries of the first ones
-    are shared, so that every layer reads a token once. (Where a call wants hidden states or attentions, or another
+    The target's pass then runs only the other layers over the drafted tokens: states and cache entries of the first
+    ones are shared, so that every layer reads a token once. (Where a call wants hidden states or attentions, or another
     drafter taps hidden states, the pass runs all layers.) It pays for targets that were trained to be left early, such
     as the LayerSkip checkpoints, which are plain Llama models.
+
+    In a round it drafts for all rows or for none: beside drafters that copy (`Auto`), the whole batch copies or the
+    whole batch leaves early. Passes of its calls are not compiled.
 
     Under sampling, drafts are drawn from the exit's own law after the call's stateless processors, and exactly that law
     is reported. Elhoushi et al., "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding" (arXiv
@@ -69,7 +72,7 @@ class EarlyExit(Drafter):
             raise ValueError(f"EarlyExit needs a decoder-only target, and {name} has an encoder. Use another drafter.")
         if exit_layer >= num_layers:
             raise ValueError(
-                f"exit_layer={exit_layer}: {name} has {num_layers} layers, of which at least one must be left to verify. "
+                f"exit_layer={exit_layer}: {name} has {num_layers} layers, and at least one must be left to verify. "
                 f"Choose fewer than {num_layers}, or use another drafter."
             )
         host.refuse_halves(target)
