@@ -164,11 +164,16 @@ class CachedModel(Slots):
 
         Returns:
             Logits as if these layers were all, shape (A, V).
+
+        Raises:
+            ValueError: if the layers hand on more than states.
         """
         self.halves = halves
         self.ahead = tokens if self.ahead is None else torch.cat([self.ahead, tokens], dim=1)
         half = halves.first if is_scored else halves.lead
-        return self._read_in_part(half, self.cache, tokens).logits[:, -1]
+        logits = self._read_in_part(half, self.cache, tokens).logits[:, -1]
+        halves.check([tokens.shape] * self.num_ahead)
+        return logits
 
     def read_rest(self) -> Any:
         """Runs the other layers over what the first ones have read ahead.

@@ -40,12 +40,25 @@ class Halves:
     def __init__(self, model: Any, exit_layer: int):
         layers, head = list(host.decoder_layers(model)), model.get_output_embeddings()
         last = layers[exit_layer - 1]
-        self.exit_layer = exit_layer
+        self.exit_layer, self.vocabulary = exit_layer, host.vocabulary_size(model)
         self.handed_on: list[Any] = []
-        skipped: dict[nn.Module, nn.Module] = {layer: _stand_in(layer, self._skip) for layer in layers[exit_layer:]}
+        skipped = {layer: _stand_in(layer, self._skip) for layer in layers[exit_layer:]}
         self.first = _view(model, {last: _stand_in(last, functools.partial(self._leave, last))} | skipped)
-        self.lead = _view(self.first, {head: _Silence(host.vocabulary_size(model))})
+        self.lead = self.first if head is None else _view(self.first, {head: _stand_in(head, self._hush)})
         self.rest = _view(model, {layer: _stand_in(layer, self._enter) for layer in layers[:exit_layer]})
+
+    def check(self, shapes: list[torch.Size]) -> None:
+        """Raises `ValueError` unless `rest` can go on from the passes that were made.
+
+        Args:
+            shapes: of the tokens of every pass, (B, W).
+        """
+        is_once = len(self.handed_on) == len(shapes)
+        if not is_once or not all(_is_states(out, shape) for out, shape in zip(self.handed_on, shapes, strict=True)):
+            raise ValueError(
+                f"{type(self.first).__name__} runs its layers more than once in a pass, or they hand on more than "
+                "states to each other, so it cannot be run in part. Use another drafter than EarlyExit."
+            )
 
     def forget(self) -> None:
         """Drops what the first layers have handed on."""
@@ -63,23 +76,22 @@ class Halves:
             self.handed_on = [_joined(self.handed_on)]
         return self.handed_on[0]
 
-
-class _Silence(nn.Module):
-    """Stands where the head was."""
-
-    def __init__(self, vocabulary: int):
-        super().__init__()
-        self.vocabulary = vocabulary
-
-    def forward(self, states: Tensor) -> Tensor:
+    def _hush(self, states: Tensor) -> Tensor:
         return states.new_zeros(*states.shape[:-1], self.vocabulary)
 
 
+def _is_states(output: Any, shape: torch.Size) -> bool:
+    """Whether a layer has handed on states (B, W, ...), and nothing behind them but attention maps (B, heads, W, K)."""
+    states, *others = (output,) if isinstance(output, Tensor) else output
+    maps = [other for other in others if other is not None]
+    return states.shape[:2] == shape and all(m.dim() == 4 and m.is_floating_point() for m in maps)
+
+
 def _joined(outputs: list[Any]) -> Any:
-    """What a layer handed on in several passes, as one pass would: states (B, W, H), alone or in front of others."""
+    """What a layer handed on in several passes, as one pass would: states, alone or in front of maps nobody reads."""
     if isinstance(outputs[0], Tensor):
         return torch.cat(outputs, dim=1)
-    return torch.cat([output[0] for output in outputs], dim=1), *outputs[-1][1:]
+    return torch.cat([output[0] for output in outputs], dim=1), *[None for _ in outputs[0][1:]]
 
 
 def _view(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> Any:
@@ -111,8 +123,8 @@ def _rebound(call: Any, module: nn.Module, twin: nn.Module) -> Any:
 
 
 def _stand_in(layer: nn.Module, forward: Callable) -> nn.Module:
-    """A twin of a layer that does something else, unseen by the layer's hooks."""
+    """A twin of a layer, or of the head, that does something else, unseen by its hooks."""
     twin = layer.__class__.__new__(layer.__class__)
-    unseen = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict(), "_compiled_call_impl": None}
-    vars(twin).update(vars(layer), forward=forward, **unseen)
+    hooks: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
+    vars(twin).update(vars(layer), forward=forward, _compiled_call_impl=None, **hooks)
     return twin

@@ -976,12 +976,23 @@ def refuse_cache(cache: Any, is_filled: bool) -> None:
         )
 
 
-def refuse_offloaded_cache(cache: Cache) -> None:
-    """Raises `ValueError` for a cache whose layers are fetched in the order of whole passes."""
+def refuse_reading_ahead(cache: Cache) -> None:
+    """Raises `ValueError` for a cache whose first layers cannot get ahead of the others."""
     if getattr(cache, "offloading", False):
         raise ValueError(
             "An offloaded cache brings in the layers of whole passes one by one, so EarlyExit cannot read ahead with "
             'the first ones. Use the default cache (cache_implementation="dynamic"), or another drafter.'
+        )
+    others = {type(layer) for layer in _own(cache).layers} - {
+        *_RAGGED_LAYERS,
+        *_FORGET_NOTHING,
+        StaticSlidingWindowLayer,
+    }
+    if others:
+        names = ", ".join(sorted(other.__name__ for other in others))
+        raise ValueError(
+            f"EarlyExit reads ahead with the first layers, which caches of {names} are not known to allow. Use another "
+            "drafter."
         )
 
 
@@ -1000,7 +1011,7 @@ def stop_recording(cache: Cache) -> None:
         if hasattr(layer, "record_past"):
             layer.record_past = False
         if isinstance(layer, _WindowedLayer):
-            layer.__class__ = DynamicSlidingWindowLayer
+            layer.__class__ = DynamicSlidingWindowLayer  # type: ignore[assignment]
 
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:

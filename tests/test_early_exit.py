@@ -15,6 +15,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.cache_utils import StaticLayer
 
 import hf_specdec
 from hf_specdec import Auto, DraftModel, EarlyExit, Suffix, best_exit_layer, host, loop
@@ -149,8 +150,8 @@ def test_outputs_of_all_layers_are_plains(cut, num_rows):
     plain, ours = assert_identical(target, EarlyExit(exit_layer, 4), num_rows, **flags)
     for mine, theirs in zip(ours.logits, plain.logits, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
-    for mine, theirs in zip(ours.hidden_states, plain.hidden_states, strict=True):
-        assert all(torch.allclose(a, b) for a, b in zip(mine, theirs, strict=True))
+    for mine, theirs in zip(ours.hidden_states, plain.hidden_states, strict=True):  # Bloom and MPT round to float32
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, theirs, strict=True))
 
 
 def test_attentions_are_plains():
@@ -176,20 +177,14 @@ def test_kinds_of_caches(implementation, family, num_rows):
     assert_identical(target, EarlyExit(1, 4), num_rows, cache_implementation=implementation)
 
 
+@pytest.mark.skipif(not StaticLayer.is_croppable, reason="the oldest host cannot roll such a cache back")
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_static_cache_of_the_users_own(num_rows):
     target = hf_specdec.enable(tiny())
-    ids, mask = prompts(num_rows)
-    texts = [
-        target.generate(
-            ids,
-            attention_mask=mask,
-            assistant=assistant,
-            **GREEDY,
-            **{host.CACHE_NAME: StaticCache(config=target.config, max_cache_len=64)},
-        )
-        for assistant in (False, EarlyExit(1, 4))
-    ]
+    texts = []
+    for assistant in (False, EarlyExit(1, 4)):
+        cache = {host.CACHE_NAME: StaticCache(config=target.config, max_cache_len=64)}
+        texts.append(target.generate(assistant=assistant, **GREEDY | rows_for(target, num_rows) | cache))
     assert torch.equal(*texts)
 
 
@@ -457,9 +452,31 @@ def test_layers_that_read_each_others_keys():
     assert "num_kv_shared_layers" in refusal(gemma3n().double(), EarlyExit(1))
 
 
-def test_convolution_layers_are_refused_or_served():
-    target = hf_specdec.enable(lfm2().eval().double())
-    assert_identical(target, EarlyExit(1, 4), eos_token_id=None)
+def test_layers_that_keep_other_things_than_keys():
+    assert "LinearAttentionLayer are not known" in refusal(lfm2().eval().double(), EarlyExit(1))
+
+
+@pytest.mark.parametrize("kind", ["repeats layers", "hands on more"])
+def test_layers_that_depend_on_more_than_states(kind):
+    target = tiny(num_hidden_layers=3)
+    if kind == "repeats layers":
+        decoder_layers(target).__class__ = TwiceOver
+    else:
+        for layer in decoder_layers(target):
+            layer.register_forward_hook(lambda module, args, output: (output, torch.zeros(1, dtype=torch.long)))
+            layer.register_forward_pre_hook(
+                lambda module, args: (args[0][0] if isinstance(args[0], tuple) else args[0],)
+            )
+        target.model.norm.register_forward_pre_hook(lambda module, args: (args[0][0],))
+    assert "cannot be run in part" in refusal(target, EarlyExit(1))
+
+
+class TwiceOver(torch.nn.ModuleList):
+    """Goes through its layers twice."""
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return [*found, *found] if isinstance(index, slice) else found
 
 
 def test_encoder_decoder_targets():
@@ -479,7 +496,7 @@ def test_offloaded_caches():
     cache = DynamicCache(config=tiny().config)
     cache.offloading = True
     with pytest.raises(ValueError, match=r"offloaded cache.*dynamic"):
-        host.refuse_offloaded_cache(cache)
+        host.refuse_reading_ahead(cache)
 
 
 def test_processes_that_share_the_weights():

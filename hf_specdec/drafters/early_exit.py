@@ -89,7 +89,7 @@ class EarlyExit(Drafter):
         """Begins a call.
 
         Raises:
-            ValueError: if the call's cache is offloaded.
+            ValueError: if the first layers of the call's cache cannot get ahead of the others.
         """
         return _EarlyExitSession(self.exit_of(context.target), context, state)
 
@@ -101,7 +101,7 @@ class _EarlyExitSession(DraftSession):
 
     def __init__(self, exit_layer: int, context: DraftContext, state: DecodeState):
         assert context.reader is not None
-        host.refuse_offloaded_cache(context.reader.cache)
+        host.refuse_reading_ahead(context.reader.cache)
         self.exit_layer, self.reader = exit_layer, context.reader
         self.drawing = Drawing(context, state, state.device)
 
@@ -178,7 +178,8 @@ def best_exit_layer(
 def _greedy(model: PreTrainedModel, prompt: Tensor, max_new_tokens: int) -> tuple[Tensor, Tensor]:
     """A text (1, T) and the tokens of it that the model has chosen itself."""
     arguments = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": max_new_tokens, "do_sample": False}
-    text = type(model).generate(model, prompt, **arguments)  # whatever assistant is attached
+    plain: Any = type(model)
+    text = plain.generate(model, prompt, **arguments)  # whatever assistant is attached
     return text, text[0, prompt.shape[1] :]
 
 

@@ -213,7 +213,7 @@ class ScheduledSession(DraftSession):
         self.experience = experience
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
-        self.num_unread = {arm.name: num_unread for arm in arms}
+        self.num_unread = {arm.name: 0 if arm.session.shares_passes else num_unread for arm in arms}
         self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
         self.taps = tuple(sorted({tap for arm in arms for tap in arm.session.taps}))
         self.round: _Round | None = None
@@ -236,7 +236,8 @@ class ScheduledSession(DraftSession):
             payer = current.plan.payer if current.plan.width > 0 else None
         for arm in self.arms:
             arm.session.commit(state, _share(outcome, arm, current), target_pass)
-            self.num_unread[arm.name] = 0 if arm is payer else self.num_unread[arm.name] + max(outcome.emitted)
+            has_read = arm is payer or arm.session.shares_passes
+            self.num_unread[arm.name] = 0 if has_read else self.num_unread[arm.name] + max(outcome.emitted)
 
     def keep_rows(self, places: list[int]) -> None:
         for arm in self.arms:
