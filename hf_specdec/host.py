@@ -983,11 +983,8 @@ def refuse_reading_ahead(cache: Cache) -> None:
             "An offloaded cache brings in the layers of whole passes one by one, so EarlyExit cannot read ahead with "
             'the first ones. Use the default cache (cache_implementation="dynamic"), or another drafter.'
         )
-    others = {type(layer) for layer in _own(cache).layers} - {
-        *_RAGGED_LAYERS,
-        *_FORGET_NOTHING,
-        StaticSlidingWindowLayer,
-    }
+    known = {*_RAGGED_LAYERS, *_FORGET_NOTHING, StaticSlidingWindowLayer}
+    others = {type(layer) for layer in _own(cache).layers} - known
     if others:
         names = ", ".join(sorted(other.__name__ for other in others))
         raise ValueError(
