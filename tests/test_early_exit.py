@@ -456,17 +456,22 @@ def test_layers_that_keep_other_things_than_keys():
     assert "LinearAttentionLayer are not known" in refusal(lfm2().eval().double(), EarlyExit(1))
 
 
-@pytest.mark.parametrize("kind", ["repeats layers", "hands on more"])
+@pytest.mark.parametrize("kind", ["repeats layers", "hands on more", "hands on states"])
 def test_layers_that_depend_on_more_than_states(kind):
-    target = tiny(num_hidden_layers=3)
+    model, ids = tiny(num_hidden_layers=3), prompts(1)[0]
     if kind == "repeats layers":
-        decoder_layers(target).__class__ = TwiceOver
-    else:
-        for layer in decoder_layers(target):
+        decoder_layers(model).__class__ = TwiceOver
+    if kind == "hands on more":
+        for layer in decoder_layers(model):
             layer.register_forward_pre_hook(lambda module, args: args[0][:1] if isinstance(args[0], tuple) else args)
             layer.register_forward_hook(lambda module, args, output: (output, torch.zeros(1, dtype=torch.long)))
-        target.model.norm.register_forward_pre_hook(lambda module, args: args[0][:1])
-    assert "cannot be run in part" in refusal(target, EarlyExit(1))
+        model.model.norm.register_forward_pre_hook(lambda module, args: args[0][:1])
+    halves = Halves(model, 1)
+    halves.first(ids, use_cache=False)
+    if kind == "hands on states":
+        return halves.check([ids.shape])
+    with pytest.raises(ValueError, match="cannot be run in part"):
+        halves.check([ids.shape])
 
 
 class TwiceOver(torch.nn.ModuleList):
