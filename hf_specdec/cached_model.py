@@ -67,6 +67,7 @@ class CachedModel(Slots):
         self.model = model
         self.arguments = arguments
         self.position_limit = position_limit
+        self.context_limits = host.context_limits(model)
         self.compiled = compiled
         self.halves: Halves | None = None
         self.ahead: Tensor | None = None
@@ -115,8 +116,8 @@ class CachedModel(Slots):
         counts = self.num_tokens
         if self.next_positions is None:  # a model that counts by itself counts slots, padding and all
             counts = [self.num_slots] * len(counts)
-        limits = [host.position_limit(self.model, count) or _NO_LIMIT for count in counts]
-        return [min(slots, limit - count) for limit, count in zip(limits, counts, strict=True)]
+        most, border = self.context_limits
+        return [min(slots, (border if border and count <= border else most or _NO_LIMIT) - count) for count in counts]
 
     def read(
         self, tokens: Tensor, widths: list[int] | None = None, num_logits: int = 1, seen: Tensor | None = None
@@ -147,7 +148,8 @@ class CachedModel(Slots):
         call = None
         if self.compiled is not None and width in self.compiled.widths and seen is None:
             call = self.compiled.call
-        outputs = host.forward(self.model, tokens, self.cache, attention, shown, num_logits, self.arguments, call)
+        with host.heads_in_groups():
+            outputs = host.forward(self.model, tokens, self.cache, attention, shown, num_logits, self.arguments, call)
         # Only now has the pass happened: an exception above leaves the bookkeeping as it was.
         self._advance(host.cache_of(outputs), mask, positions, width, widths)
         return outputs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,7 @@ from transformers.generation import (
 )
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -94,6 +96,8 @@ _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _UNVERIFIABLE = {"git", "prophetnet"}
 # Settings of models whose attention is local in some layers.
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
+# Passes over more tokens copy keys and values for every head, as the host does: the copies no longer matter.
+_WIDEST_IN_GROUPS = 64
 # Of these, the ones that read which tokens a prefix holds, not in which order or how often.
 _TOKEN_SET = {logits_process.RepetitionPenaltyLogitsProcessor}
 # Stopping criteria that judge a row by its own tokens or by the clock, whatever the other rows do.
@@ -139,16 +143,15 @@ def num_layers(model: Any) -> int:
     return model.config.get_text_config(decoder=True).num_hidden_layers
 
 
-def position_limit(model: Any, num_tokens: int) -> int | None:
-    """Positions a row of `num_tokens` may run up to in one pass; `None` without a limit.
+def context_limits(model: Any) -> tuple[int | None, int | None]:
+    """Positions a row may run up to, and below which length of the row fewer: its own border; `None` without one.
 
     A text within the original context of a "longrope" model must not be read beyond it: the whole pass would change.
     """
-    limit = max_positions(model)
-    _, border = _rope_border(model)
-    if border is not None and num_tokens <= border:
-        return border if limit is None else min(limit, border)
-    return limit
+    limit, (_, border) = max_positions(model), _rope_border(model)
+    if border is not None and limit is not None:
+        border = min(border, limit)
+    return limit, border
 
 
 def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) -> None:
@@ -280,7 +283,72 @@ def attends_by_mask(model: Any) -> bool:
     """
     name = _attention(model)
     known = [ALL_ATTENTION_FUNCTIONS[kind] for kind in ("sdpa", "flex_attention", "flash_attention_2")]
+    known += [sdpa_attention_forward, _sdpa_by_groups]
     return name == "eager" or ALL_ATTENTION_FUNCTIONS.get(name) in known
+
+
+class _HeadsInGroups(threading.local):
+    """Whether this thread's passes read keys and values once for all heads that share them."""
+
+    is_on = False
+
+
+_heads_in_groups = _HeadsInGroups()
+_threads_in_groups = 0
+_lock = threading.Lock()
+
+
+@contextmanager
+def heads_in_groups() -> Iterator[None]:
+    """Makes short passes of this thread cheaper: sdpa reads shared keys and values once, as for a single token.
+
+    The host has that shortcut for one query a row; for several under a mask it copies the whole cache to every head,
+    in every layer. Whatever else sdpa may be set to is left alone.
+    """
+    _install(+1)
+    before, _heads_in_groups.is_on = _heads_in_groups.is_on, True
+    try:
+        yield
+    finally:
+        _heads_in_groups.is_on = before
+        _install(-1)
+
+
+def _install(change: int) -> None:
+    """Puts the function in the host's table for the first thread that wants it, and takes it out after the last."""
+    global _threads_in_groups
+    with _lock:
+        _threads_in_groups += change
+        if _threads_in_groups and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_by_groups
+        elif not _threads_in_groups and ALL_ATTENTION_FUNCTIONS["sdpa"] is _sdpa_by_groups:
+            del ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def _sdpa_by_groups(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The host's sdpa, with the queries of heads that share keys laid end to end: (B, H, W, d) to (B, H/g, gW, d)."""
+    num_rows, num_heads, width, _ = query.shape
+    size = num_heads // key.shape[1]
+    shares_mask = attention_mask is not None and attention_mask.shape[1] == 1
+    is_plain = not any(kwargs.get(name) for name in ("dropout", "softcap", "output_attentions"))
+    if (
+        torch.compiler.is_compiling()
+        or not _heads_in_groups.is_on
+        or not (shares_mask and is_plain and 1 < width <= _WIDEST_IN_GROUPS and size > 1)
+        or kwargs.get("position_bias") is not None
+    ):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    assert attention_mask is not None
+    grouped = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(num_rows, key.shape[1], size * width, -1),
+        key,
+        value,
+        attn_mask=attention_mask.repeat(1, 1, size, 1),
+        scale=kwargs.get("scaling"),
+    )
+    return grouped.reshape(num_rows, num_heads, width, -1).transpose(1, 2).contiguous(), None
 
 
 # --- processes that share the weights ---------------------------------------------------------------------

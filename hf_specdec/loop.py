@@ -139,6 +139,7 @@ class SpeculativeLoop:
             takes_trees=self.takes_trees,
             in_lockstep=self.in_lockstep,
             is_scheduled=self.is_scheduled,
+            max_length=self.stopping.max_length,
             num_draft_tokens=options.num_draft_tokens,
             arguments=self.request.arguments,
             encoder_inputs=self.request.encoder_inputs,

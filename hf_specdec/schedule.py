@@ -22,8 +22,16 @@ _NUM_BINS = 20
 _RECENT = 9
 # A single measurement that exceeds the lowest by this factor is no guide (a compilation, a page fault).
 _OUTLIER = 5.0
+# What a round may exceed its expected seconds by before that is put down to the machine.
+_SURPRISE = 1.5
 # What a token costs, as a share of a plain round, as long as too little was measured: one copied, one drafted.
 _COPY_SLOPE, _DRAFT_SLOPE = 0.02, 0.1
+# A draft must promise so much more than a round without one: of many estimates the highest is likely to be too high.
+_LEAST_GAIN = 1.05
+# Asking is dear if it takes more than this share of a round; the longest rest from it, in rounds.
+_DEAR_ASKING, _LONGEST_REST = 0.015, 3
+# How fast a row that is ahead loses its weight: by this times its lead as a share of what the shortest may still get.
+_HURRY = 8.0
 # Rounds without a draft before the next trial; the pause doubles with every trial that did not pay.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 128
 
@@ -94,12 +102,23 @@ class RoundSeconds:
     def __init__(self, slope: float):
         self.slope = slope
         self.measured: dict[int, deque[float]] = {}
+        self.doubted: set[int] = set()  # widths of which one measurement did not count
         self.line: tuple[float, float] | None = None  # seconds at width 0, and per drafted token
         self._lock = threading.Lock()  # several calls may share a drafter
 
     def add(self, width: int, seconds: float) -> None:
-        """Notes how long a round took."""
+        """Notes how long a round took.
+
+        Once the line is well founded, a round far above it is put down to the machine: the first of a new width does
+        not count, and others count no more than a surprise may, so that a dearer round is believed step by step.
+        """
         with self._lock:
+            if sum(map(len, self.measured.values())) >= _RECENT:
+                most = _SURPRISE * self.at(width, plain=0.0)
+                if seconds > most and width not in self.measured.keys() | self.doubted:
+                    self.doubted.add(width)
+                    return
+                seconds = min(seconds, most)
             self.measured.setdefault(width, deque(maxlen=_RECENT)).append(seconds)
             self.line = self._fitted()
 
@@ -150,6 +169,30 @@ class Trials:
     def paid(self) -> None:
         """It pays, or might again: the next pause will be short."""
         self.idle, self.pause = 0, _SHORTEST_PAUSE
+
+
+class Rest:
+    """When to ask nobody for a draft: finding out that none pays takes time too."""
+
+    def __init__(self) -> None:
+        self.left = self.length = 0
+
+    def is_on(self) -> bool:
+        """Counts a round; whether it is one of a rest."""
+        self.left -= 1
+        return self.left >= 0
+
+    def asked(self, pays: bool, share: float) -> None:
+        """Begins a rest if asking was for nothing again, and dear: a longer one every time.
+
+        Args:
+            pays: whether a draft was found that pays.
+            share: of a round without a draft that asking takes.
+        """
+        if pays:
+            self.left = self.length = 0
+        elif share > _DEAR_ASKING:
+            self.left, self.length = self.length, min(2 * self.length + 1, _LONGEST_REST)
 
 
 # Names that no drafter has: rounds without a draft, and rounds of all drafters that cost nothing.
@@ -249,30 +292,41 @@ def _unmeasured(arm: str) -> RoundSeconds:
 # --- what is decided --------------------------------------------------------------------------------------
 
 
-def expected_tokens(survival: list[list[float]], num_rows: int, in_lockstep: bool) -> list[float]:
-    """Tokens a round yields by its width, from 0 to the longest draft.
+def row_weights(num_emitted: list[int], num_left: int) -> list[float]:
+    """What a token is worth in every row, from 0 to 1.
+
+    A batch takes as long as the row that ends last. As long as rows may end anywhere, that may be any of them; the
+    nearer the end of the room, the surer it is one that lags behind.
 
     Args:
-        survival: for every row with a draft, the probabilities that its first 1, 2, ... tokens all stay.
-        num_rows: rows that have not ended, with a draft or without.
+        num_emitted: tokens that every row has.
+        num_left: most tokens that the shortest of them can still get.
+    """
+    shortest = min(num_emitted, default=0)
+    return [math.exp(-_HURRY * (count - shortest) / max(1, num_left)) for count in num_emitted]
+
+
+def expected_tokens(survival: list[list[float]], weights: list[float], in_lockstep: bool) -> list[float]:
+    """Tokens a round yields by its width, from 0 to the longest draft, each counted with the weight of its row.
+
+    Args:
+        survival: for every row that has not ended, the probabilities that its first 1, 2, ... drafted tokens all stay.
+        weights: of these rows.
         in_lockstep: whether rows advance by as many tokens as the row that is refused first.
     """
-    tokens = [float(num_rows)]
-    for width in range(max(map(len, survival), default=0)):
+    tokens = [sum(weights)]
+    widest = (min if in_lockstep else max)(map(len, survival), default=0)
+    for width in range(widest):
         if in_lockstep:
-            if len(survival) < num_rows or min(map(len, survival)) <= width:
-                break
-            together = 1.0
-            for row in survival:
-                together *= row[width]
-            tokens.append(tokens[-1] + num_rows * together)
+            tokens.append(tokens[-1] + sum(weights) * math.prod(row[width] for row in survival))
         else:
-            tokens.append(tokens[-1] + sum(row[width] for row in survival if width < len(row)))
+            pairs = zip(survival, weights, strict=True)
+            tokens.append(tokens[-1] + sum(weight * row[width] for row, weight in pairs if width < len(row)))
     return tokens
 
 
 def best_width(tokens: list[float], seconds: Callable[[int], float]) -> tuple[int, float]:
-    """The width that yields most tokens a second, and how many those are.
+    """The width that yields most tokens a second, and how many those are; 0 if none is clearly better.
 
     Args:
         tokens: expected by width, from 0.
@@ -280,4 +334,4 @@ def best_width(tokens: list[float], seconds: Callable[[int], float]) -> tuple[in
     """
     speeds = [count / seconds(width) for width, count in enumerate(tokens)]
     best = max(range(len(speeds)), key=speeds.__getitem__)
-    return best, speeds[best]
+    return (best, speeds[best]) if speeds[best] >= _LEAST_GAIN * speeds[0] else (0, speeds[0])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from unittest import mock
+
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, modeling_flash_attention_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_specdec
 from hf_specdec import DraftModel, PromptLookup, host
@@ -108,6 +112,117 @@ def test_flex_attention(family, num_rows):
     """Not compiled: compiled flex attention knows no float64."""
     with torch.compiler.set_stance("force_eager"):
         assert_identical(with_attention("flex_attention", family), num_rows)
+
+
+# --- sdpa, with keys read once for all heads that share them ------------------------------------------------
+
+
+@pytest.fixture
+def grouped_passes(monkeypatch):
+    """Shapes of the queries that were laid end to end."""
+    seen, true_sdpa = [], torch.nn.functional.scaled_dot_product_attention
+    true_function = host._sdpa_by_groups
+
+    def watching(module, query, key, value, mask, **kwargs):
+        def sdpa(queries, *rest, **settings):
+            if query.shape[2] > 1 and queries.shape != query.shape:
+                seen.append(tuple(query.shape))
+            return true_sdpa(queries, *rest, **settings)
+
+        with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", sdpa):
+            return true_function(module, query, key, value, mask, **kwargs)
+
+    monkeypatch.setattr(host, "_sdpa_by_groups", watching)
+    return seen
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 17, 65])
+@pytest.mark.parametrize(("num_heads", "num_shared"), [(4, 4), (4, 2), (9, 3), (6, 1)])
+@pytest.mark.parametrize("kind", ["none", "bool", "float", "by head"])
+def test_grouped_heads_attend_like_the_hosts(num_heads, num_shared, width, kind):
+    generator = torch.Generator().manual_seed(width)
+    query = torch.randn(3, num_heads, width, 8, generator=generator, dtype=torch.float64)
+    key, value = torch.randn(2, 3, num_shared, 70, 8, generator=generator, dtype=torch.float64)
+    seen = torch.rand(3, num_heads if kind == "by head" else 1, width, 70, generator=generator) < 0.7
+    seen[..., 0] = True
+    mask = {"none": None, "float": torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -1e9)}.get(
+        kind, seen
+    )
+    module = torch.nn.Module()
+    module.num_key_value_groups = num_heads // num_shared
+    expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    with host.heads_in_groups():
+        found, weights = AttentionInterface()["sdpa"](module, query, key, value, mask, scaling=0.3)
+        ours, _ = host._sdpa_by_groups(module, query, key, value, mask, scaling=0.3)
+    assert weights is None and found.shape == expected.shape
+    assert torch.allclose(ours, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_rounds_group_heads_and_leave_the_hosts_table_as_it_was(grouped_passes, num_rows):
+    target = hf_specdec.enable(tiny())
+    assert_identical(target, num_rows)
+    assert grouped_passes and all(2 <= width <= 64 for _, _, width, _ in grouped_passes)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+    assert host.attends_by_mask(target)
+
+
+def test_a_failing_pass_leaves_the_hosts_table_as_it_was(monkeypatch):
+    target = hf_specdec.enable(tiny())
+    passes = []
+
+    def failing(*_, **__):
+        passes.append(ALL_ATTENTION_FUNCTIONS["sdpa"])
+        if len(passes) == 3:
+            raise RuntimeError("out of memory")
+
+    target.register_forward_pre_hook(failing)
+    ids, mask = prompts(2)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        target.generate(ids, attention_mask=mask, assistant=PromptLookup(), **GREEDY)
+    assert passes[0] is sdpa_attention_forward and passes[2] is host._sdpa_by_groups
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+def test_grouping_ends_with_the_last_thread_and_is_seen_by_none_but_its_own(grouped_passes):
+    inside, outside = threading.Barrier(3), threading.Barrier(3)
+    query, key = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 6, 8)
+    module, mask = torch.nn.Module(), torch.ones(1, 1, 2, 6, dtype=torch.bool)
+    module.num_key_value_groups = 2
+
+    def working():
+        with host.heads_in_groups():
+            inside.wait()
+            outside.wait()
+
+    threads = [threading.Thread(target=working) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait()
+    function = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    assert function is host._sdpa_by_groups
+    function(module, query, key, key, mask)  # this thread's passes are the host's own
+    assert not grouped_passes
+    outside.wait()
+    for thread in threads:
+        thread.join()
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+def test_an_sdpa_of_the_users_own_is_left_alone():
+    calls = []
+
+    def own(*args, **kwargs):
+        calls.append(args[1].shape[2])
+        return sdpa_attention_forward(*args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = own
+    try:
+        assert_identical(hf_specdec.enable(tiny()), 1)
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own and max(calls) > 1
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 # --- functions of the user's own --------------------------------------------------------------------------

@@ -21,11 +21,13 @@ from hf_specdec.schedule import (
     Experience,
     Load,
     Rate,
+    Rest,
     RoundSeconds,
     Trials,
     best_width,
     copy_confidence,
     expected_tokens,
+    row_weights,
 )
 from hf_specdec.state import DecodeState, Outcome
 
@@ -108,6 +110,18 @@ def test_the_newest_measurements_count_and_single_outliers_do_not():
     assert line.at(6, plain=0.0) < 1.8
 
 
+def test_pauses_of_the_machine_are_believed_step_by_step():
+    line = measured(*[(width, 1 + 0.1 * width) for width in (0, 1, 2) for _ in range(4)], slope=0.1)
+    line.add(4, 9.0)  # a new width: once does not count
+    assert line.at(4, plain=0.0) == pytest.approx(1.4)
+    for _ in range(2):
+        line.add(4, 9.0)
+        assert line.at(4, plain=0.0) < 3
+    for _ in range(12):
+        line.add(4, 9.0)
+    assert line.at(4, plain=0.0) > 4
+
+
 def test_a_compilation_in_the_very_first_round_is_outvoted_by_the_second():
     assert measured((4, 50.0), (4, 1.0)).at(4, plain=0.5) == pytest.approx(1.0)
     assert measured((4, 50.0), (1, 1.0)).at(1, plain=0.5) == pytest.approx(1.0)
@@ -181,34 +195,42 @@ def test_several_threads_may_measure_and_ask():
 # --- what is decided --------------------------------------------------------------------------------------
 
 
-def enumerated_tokens(chances, num_rows, width, in_lockstep):
+def enumerated_tokens(chances, weights, width, in_lockstep):
     """The slow twin: every way in which drafted tokens can stay or not. `chances`: conditional, one list a row."""
-    drafts = [row[:width] for row in chances] + [[]] * (num_rows - len(chances))
     total = 0.0
+    drafts = [row[:width] for row in chances]
     for flips in itertools.product(*(itertools.product([True, False], repeat=len(row)) for row in drafts)):
         chance, kept = 1.0, []
         for row, flip in zip(drafts, flips, strict=True):
             for rate, stays in zip(row, flip, strict=True):
                 chance *= rate if stays else 1 - rate
             kept.append(next((place for place, stays in enumerate(flip) if not stays), len(flip)))
-        tokens = num_rows * (min(kept) + 1) if in_lockstep else sum(count + 1 for count in kept)
-        total += chance * tokens
+        kept = [min(kept, default=0)] * len(kept) if in_lockstep else kept
+        total += chance * sum(weight * (count + 1) for weight, count in zip(weights, kept, strict=True))
     return total
 
 
 @pytest.mark.parametrize("in_lockstep", [False, True])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.2, 1.0, 0.7]])
 @pytest.mark.parametrize(
-    ("chances", "num_rows"),
-    [([[0.9, 0.5, 0.2]], 1), ([[0.9, 0.5, 0.2], [0.3, 0.8]], 2), ([[0.7], [0.6, 0.9], [0.5, 0.4, 0.1]], 3),
-     ([[0.9, 0.8]], 3), ([], 2)],
+    "chances",
+    [[[0.9, 0.5, 0.2]], [[0.9, 0.5, 0.2], [0.3, 0.8]], [[0.7], [0.6, 0.9], [0.5, 0.4, 0.1]], [[0.9, 0.8], [], []],
+     [[], []], []],
 )  # fmt: skip
-def test_expected_tokens_are_those_of_an_enumeration(chances, num_rows, in_lockstep):
+def test_expected_tokens_are_those_of_an_enumeration(chances, weights, in_lockstep):
     survival = [list(itertools.accumulate(row, lambda a, b: a * b)) for row in chances]
-    tokens = expected_tokens(survival, num_rows, in_lockstep)
-    assert tokens == pytest.approx([enumerated_tokens(chances, num_rows, n, in_lockstep) for n in range(len(tokens))])
-    longest = max(map(len, chances), default=0)
-    useful = min(map(len, chances), default=0) if len(chances) == num_rows else 0
-    assert len(tokens) == 1 + (useful if in_lockstep else longest)
+    weights = weights[: len(chances)]
+    tokens = expected_tokens(survival, weights, in_lockstep)
+    assert tokens == pytest.approx([enumerated_tokens(chances, weights, n, in_lockstep) for n in range(len(tokens))])
+    assert len(tokens) == 1 + (min if in_lockstep else max)(map(len, chances), default=0)
+
+
+def test_tokens_of_rows_that_are_ahead_lose_their_worth_towards_the_end():
+    assert row_weights([5, 5, 5], 60) == [1.0, 1.0, 1.0]
+    early, late = row_weights([10, 20, 30], 1000), row_weights([10, 20, 30], 10)
+    assert 1.0 == early[0] > early[1] > early[2] > 0.8
+    assert late[0] == 1.0 and late[1] < 0.1 and late[2] < 0.01
+    assert row_weights([], 1) == [] and row_weights([3, 4], 0)[0] == 1.0
 
 
 def test_the_best_width_yields_most_tokens_a_second():
@@ -216,6 +238,25 @@ def test_the_best_width_yields_most_tokens_a_second():
     assert best_width([1.0, 1.9, 2.7, 3.0], lambda width: 1 + 0.5 * width) == (2, pytest.approx(1.35))
     assert best_width([1.0, 1.5, 1.75], lambda width: 1.0) == (2, 1.75)
     assert best_width([1.0, 1.5], lambda width: 1 + 0.5 * width)[0] == 0  # of equals, the shorter
+    assert best_width([1.0, 1.04], lambda width: 1.0) == (0, 1.0)  # too little to be sure
+
+
+def test_asking_for_nothing_is_followed_by_ever_longer_rests_where_it_is_dear():
+    rest = Rest()
+
+    def rounds(num_rounds, share, pays=False):
+        asked = []
+        for _ in range(num_rounds):
+            asked.append(not rest.is_on())
+            if asked[-1]:
+                rest.asked(pays, share)
+        return "".join(".x"[was_asked] for was_asked in asked)
+
+    assert rounds(14, share=0.05) == "xx.x...x...x.."
+    assert rounds(4, share=0.05, pays=True) == ".xxx"
+    assert rounds(3, share=0.05) == "xx."
+    assert rounds(3, share=0.05, pays=True) == "xxx"
+    assert rounds(5, share=0.001) == "xxxxx"
 
 
 # --- sessions with a clock of ours ------------------------------------------------------------------------
@@ -254,8 +295,8 @@ class Copies(CopySession):
 class World:
     """Rounds of a target that always says `RIGHT`; time is counted in plain rounds, 50 a second."""
 
-    def __init__(self, monkeypatch, num_rows=1, slope=0.02, in_lockstep=False):
-        self.now, self.round, self.slope = 0.0, 0, slope
+    def __init__(self, monkeypatch, num_rows=1, slope=0.02, in_lockstep=False, max_length=sys.maxsize):
+        self.now, self.round, self.slope, self.max_length = 0.0, 0, slope, max_length
         self.state = DecodeState(torch.ones(num_rows, 4, dtype=torch.long), None, fill=0)
         self.in_lockstep, self.experience = in_lockstep, Experience()
         self.drafts = []
@@ -265,7 +306,9 @@ class World:
         arms = [
             Arm(name, session, 24 if isinstance(session, Copies) else longest) for name, session in sessions.items()
         ]
-        self.session = ScheduledSession(arms, self.experience, self.in_lockstep, is_fixed=False, num_unread=4)
+        self.session = ScheduledSession(
+            arms, self.experience, self.in_lockstep, is_fixed=False, num_unread=4, max_length=self.max_length
+        )
 
     def run(self, num_rounds):
         began = self.now

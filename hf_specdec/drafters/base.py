@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -49,6 +50,7 @@ class DraftContext:
         in_lockstep: whether all rows gain the same number of tokens in every round, those of the row that is refused
             first.
         is_scheduled: whether draft lengths follow the measured record.
+        max_length: tokens a row may have, prompt included.
         num_draft_tokens: the fixed length, if the call names one.
         is_alone: whether no other drafter drafts in this call.
         arguments: of the target's forward passes; an encoder's outputs and its mask are among them.
@@ -66,6 +68,7 @@ class DraftContext:
     takes_trees: bool = False
     in_lockstep: bool = False
     is_scheduled: bool = False
+    max_length: int = sys.maxsize
     num_draft_tokens: int | None = None
     is_alone: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -242,6 +245,8 @@ def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:
         raise ValueError(f"The drafter returned drafts {width} tokens wide; {max(limits)} were allowed.")
     if draft.tokens.is_floating_point() or draft.lengths.is_floating_point():
         raise ValueError("The drafter returned tokens or lengths that are no integers.")
+    if width == 0:
+        return replace(draft, lengths=torch.where(draft.lengths == 0, draft.lengths, UNSOUND))
     tokens = draft.tokens.clamp(0, vocabulary - 1)
     allowed = torch.tensor(limits, device=draft.lengths.device)
     is_sound = (draft.lengths >= 0) & (draft.lengths <= allowed)

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, compress
 from operator import mul
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
-from hf_specdec.schedule import FREE, PLAIN, Experience, Load, Rate, best_width, expected_tokens
+from hf_specdec.schedule import FREE, PLAIN, Experience, Load, Rate, Rest, best_width, expected_tokens, row_weights
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 
@@ -184,6 +184,7 @@ class _Round:
     plan: Plan
     copies: list[list[Offer]]
     started: float | None
+    asking: float | None  # seconds it took to ask for drafts
     load: Load
     width: int = 0  # of the draft
 
@@ -197,6 +198,7 @@ class ScheduledSession(DraftSession):
         in_lockstep: whether rows advance by as many tokens as the row that is refused first.
         is_fixed: always take the longest draft: only who drafts is decided.
         num_unread: tokens of the longest prompt, which no arm has read.
+        max_length: tokens a row may have, prompt included.
         takes_trees: whether copies of several arms may be united in one tree.
     """
 
@@ -207,23 +209,29 @@ class ScheduledSession(DraftSession):
         in_lockstep: bool,
         is_fixed: bool,
         num_unread: int,
+        max_length: int,
         takes_trees: bool = False,
     ):
         self.arms, self.takes_trees = arms, takes_trees
+        self.max_length = max_length
         self.experience = experience
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
         self.num_unread = {arm.name: 0 if arm.session.shares_passes else num_unread for arm in arms}
         self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
         self.taps = tuple(sorted({tap for arm in arms for tap in arm.session.taps}))
+        self.rest = Rest()
         self.round: _Round | None = None
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
         started = time.perf_counter()
-        offers = {arm.name: self._offers(arm, state, limits) for arm in self.arms}
-        plan = self._fixed_plan(offers) if self.is_fixed else self._plan(offers, state)
-        copies = [offers[arm.name] for arm in self.arms if arm.is_free]
-        self.round = _Round(plan, copies, started if self._is_typical(plan, state) else None, _load_of(state))
+        asks = self.is_fixed or not self.rest.is_on()
+        offers = {arm.name: self._offers(arm, state, limits) for arm in self.arms if asks}
+        plan = self._plan(offers, state) if asks else Plan([None] * len(limits), width=0)
+        asking = time.perf_counter() - started if asks else None
+        copies = [offers[arm.name] for arm in self.arms if asks and arm.is_free]
+        is_typical = self._is_typical(plan, state)
+        self.round = _Round(plan, copies, started if is_typical else None, asking, _load_of(state))
         draft = self._drafted(plan, state, noise)
         self.round.width = draft.width
         return draft
@@ -256,6 +264,8 @@ class ScheduledSession(DraftSession):
 
     def _plan(self, offers: dict[str, list[Offer]], state: DecodeState) -> Plan:
         """The fastest plan; now and then a trial of what has not paid for a while."""
+        if self.is_fixed:
+            return self._fixed_plan(offers)
         free: list[Offer | None] = [None] * len(state.rows)
         for arm in self.arms:
             if arm.is_free:
@@ -291,15 +301,20 @@ class ScheduledSession(DraftSession):
 
     def _best(self, offers: list[Offer | None], payer: Arm | None, state: DecodeState) -> Plan:
         """How far to draft, given who drafts."""
-        survival = [offer.survival for offer in offers if offer is not None]
-        load, unfinished = _load_of(state), sum(not state.finished[row] for row in state.rows)
-        tokens = expected_tokens(survival, unfinished, self.in_lockstep)
+        load, unfinished = _load_of(state), [not state.finished[row] for row in state.rows]
+        survival = [[] if offer is None else offer.survival for offer in compress(offers, unfinished)]
+        tokens = expected_tokens(survival, self._weights(state), self.in_lockstep)
         name, longest = (FREE, len(tokens)) if payer is None else (payer.name, payer.longest)
         seconds = self.experience.seconds(name, load, longest)
         width, speed = best_width(tokens, seconds)
         if payer is not None and not self.experience.is_measured(name, self.experience.nearest(name, load)):
             width = min(width, _FIRST_WIDTH)
-        return Plan(offers, width, payer, speed, gain=speed * seconds(0) / max(1.0, tokens[0]))
+        return Plan(offers, width, payer, speed, gain=speed * seconds(0) / tokens[0])
+
+    def _weights(self, state: DecodeState) -> list[float]:
+        """What a token is worth in each of the rows that have not ended."""
+        lengths = [state.lengths[row] for row in state.rows if not state.finished[row]]
+        return row_weights(lengths, self.max_length - min(lengths, default=0))
 
     def _plain_trial(self, chosen: Plan, state: DecodeState) -> Plan | None:
         """A round without a draft, where that has not been measured (for a while): all else is compared with it."""
@@ -353,6 +368,8 @@ class ScheduledSession(DraftSession):
         if current.started is not None and (width > 0 or plan.width == 0):
             seconds = time.perf_counter() - current.started
             self.experience.record_seconds(plan.name, current.load, width, seconds)
+            if current.asking is not None and seconds > 0:
+                self.rest.asked(pays=plan.width > 0, share=current.asking / seconds)
         for offers in current.copies:  # those that were not used, too: the text says whether they were right
             for offer, appended, emitted in zip(offers, outcome.appended, outcome.emitted, strict=True):
                 offer.learn_text(appended[:emitted])
@@ -462,5 +479,11 @@ def scheduled(
         arms.append(Arm(name, session, longest))
     num_unread = max(len(tokens) for tokens in state.tokens)
     return ScheduledSession(
-        arms, experience, context.in_lockstep, not context.is_scheduled, num_unread, context.takes_trees
+        arms,
+        experience,
+        context.in_lockstep,
+        is_fixed=not context.is_scheduled,
+        num_unread=num_unread,
+        max_length=context.max_length,
+        takes_trees=context.takes_trees,
     )
