@@ -208,7 +208,8 @@ class CachedModel(Slots):
         shown = None if positions is None else positions[..., -tokens.shape[1] :]
         # Nobody looks at the states of a part.
         arguments = {name: value for name, value in self.arguments.items() if not name.startswith("output_")}
-        return host.forward(half, tokens, cache, mask, shown, tokens.shape[1], arguments)
+        with host.heads_in_groups():
+            return host.forward(half, tokens, cache, mask, shown, tokens.shape[1], arguments)
 
     def keep_rows(self, places: list[int]) -> None:
         """Keeps some of the rows."""
