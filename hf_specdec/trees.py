@@ -7,35 +7,48 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+# What follows some tokens: log-probabilities and ids of the most probable ones, best first, (..., k) each.
+Children = tuple[Tensor, Tensor]
 # Reads a level's beam: its tokens (A, K), the places of their parents in the beam before (A, K) and its depth, from 1;
-# returns log-probabilities of what follows each, (A, K, V).
-Step = Callable[[Tensor, Tensor, int], Tensor]
+# returns what follows each, (A, K, k).
+Step = Callable[[Tensor, Tensor, int], Children]
 
 
-def grow(first_logprobs: Tensor, step: Step, depth: int, top_k: int, total: int) -> tuple[Tensor, Tensor, Tensor]:
+def most_probable(logits: Tensor, count: int) -> Children:
+    """The most probable ids of each law; `count` of them, or all if there are fewer.
+
+    Args:
+        logits: (..., V), -inf for what cannot be drafted.
+        count: at least 1.
+    """
+    values, ids = logits.float().log_softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
+    return values, ids
+
+
+def grow(first: Children, step: Step, depth: int, top_k: int, total: int) -> tuple[Tensor, Tensor, Tensor]:
     """The most probable tokens of a tree whose levels are beams. EAGLE-2, arXiv 2406.16858.
 
     Args:
-        first_logprobs: of the tokens behind the text, (A, V); -inf for what cannot be drafted.
-        step: log-probabilities of what follows a beam.
+        first: what follows the text, (A, k).
+        step: what follows a beam.
         depth: levels, at least 1.
-        top_k: width of a beam, and children of a token, at least 1.
+        top_k: width of a beam, at least 1.
         total: tokens to keep at most.
 
     Returns:
         Tokens, parents and scores (sums of log-probabilities, float32), shape (A, M) each with M <= total, best first;
         a parent (-1: the text) stands before its children. What scores -inf stands last and is to be left out.
     """
-    scores, tokens = _best(first_logprobs.float().clamp(max=0), top_k)
+    scores, tokens = first[0].float().clamp(max=0), first[1]
     parents = torch.full_like(tokens, -1)
     pool = [(tokens, parents, scores)]
     beam = tokens
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)  # of the beam's tokens in the pool
     before, num_pooled = parents.clamp(min=0), tokens.shape[1]
     for level in range(1, depth):
-        children, ids = _best(step(beam, before, level).float().clamp(max=0), top_k)  # (A, K, k)
+        children, ids = step(beam, before, level)  # (A, K, k)
         num_children = ids.shape[2]
-        children = (scores[:, :, None] + children).flatten(1)
+        children = (scores[:, :, None] + children.float().clamp(max=0)).flatten(1)
         ids, owners = ids.flatten(1), places[:, :, None].expand_as(ids).flatten(1)
         pool.append((ids, owners, children))
         scores, chosen = _best(children, top_k)

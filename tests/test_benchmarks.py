@@ -51,6 +51,11 @@ def test_verification(target, capsys, tmp_path):
     }
 
 
+def test_trees(target, capsys):
+    found = document("trees", capsys, *float32(target), "--contexts", "16", "--rows", 2, "--repeats", 1)
+    assert len(found["milliseconds"]["16"]) == 7 and min(found["milliseconds"]["16"].values()) > 0
+
+
 def test_never_slower(target, capsys):
     found = document("never_slower", capsys, *float32(target), "--max-new-tokens", 4, "--repeats", 2)
     assert len(found["workloads"]) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_specdec.trees import grow
+from hf_specdec.trees import grow, most_probable
 
 
 def slow(table, root, depth, top_k, total):
@@ -25,6 +25,12 @@ def slow(table, root, depth, top_k, total):
     return sorted(nodes, key=lambda node: -float(node[1]))[:total]
 
 
+def children(logprobs, count):
+    """The most probable ones, of equals the earlier."""
+    values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+    return values[..., :count], ids[..., :count]
+
+
 @pytest.mark.parametrize("is_coarse", [False, True])  # coarse scores tie
 @pytest.mark.parametrize(("depth", "top_k", "total"), [(1, 1, 1), (4, 1, 9), (3, 4, 10), (7, 3, 60), (2, 20, 30)])
 def test_the_best_tokens_are_kept(depth, top_k, total, is_coarse):
@@ -33,7 +39,9 @@ def test_the_best_tokens_are_kept(depth, top_k, total, is_coarse):
     table = -table.abs().round() if is_coarse else table.log_softmax(dim=-1)
     roots = table[:, 0]
     rows = torch.arange(3)[:, None]
-    tokens, parents, scores = grow(roots, lambda beam, before, level: table[rows, beam], depth, top_k, total)
+    tokens, parents, scores = grow(
+        children(roots, top_k), lambda beam, before, level: children(table[rows, beam], top_k), depth, top_k, total
+    )
     for row in range(3):
         paths = []
         for token, parent in zip(tokens[row].tolist(), parents[row].tolist(), strict=True):
@@ -52,13 +60,25 @@ def test_a_beam_is_read_with_the_places_of_its_parents():
         beams.append(beam)
         if level > 1:
             assert bool((table[rows, beams[-2].gather(1, before)].topk(3).indices == beam[:, :, None]).any(-1).all())
-        return table[rows, beam]
+        return children(table[rows, beam], 3)
 
-    grow(table[:, 0], step, 4, 3, 20)
+    grow(children(table[:, 0], 3), step, 4, 3, 20)
     assert len(beams) == 3
 
 
 def test_what_cannot_be_drafted_stands_last():
-    first = torch.tensor([[0.0, -torch.inf, -torch.inf]])
-    _, _, scores = grow(first, lambda beam, before, level: first[:, None].expand(1, 2, 3), 3, 2, 10)
+    first = children(torch.tensor([[0.0, -torch.inf, -torch.inf]]), 2)
+    later = tuple(part[:, None].expand(1, 2, 2) for part in first)
+    _, _, scores = grow(first, lambda beam, before, level: later, 3, 2, 10)
     assert scores.isfinite().sum() == 3 and bool(scores[0, :3].isfinite().all())
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_the_most_probable_ids(count):
+    logits = torch.randn(2, 3, 6, dtype=torch.bfloat16)
+    logits[..., 2] = -torch.inf
+    values, ids = most_probable(logits, count)
+    laws = logits.float().log_softmax(dim=-1)
+    assert values.dtype == torch.float32 and ids.shape == (2, 3, min(count, 6))
+    assert torch.equal(values, laws.sort(dim=-1, descending=True).values[..., :count])
+    assert torch.equal(values, laws.gather(-1, ids))

@@ -49,7 +49,7 @@ class Drawing:
         logits = logits.float().to(self.device)
         scores = self.scorer.at_all_positions(logits[:, None], state, first=step)[:, 0]
         if self.is_greedy:
-            token, law = scores.argmax(dim=-1), None
+            token, law = scores.max(dim=-1).indices, None
         elif noise is not None and noise.gumbels is not None:
             token, law = (scores + noise.gumbels[:, step]).argmax(dim=-1), None
         else:

@@ -17,7 +17,7 @@ from hf_specdec.heads import EagleHead
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions, check_count
 from hf_specdec.state import DecodeState
-from hf_specdec.trees import grow
+from hf_specdec.trees import Children, grow, most_probable
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,12 @@ class _EagleSession(HeadSession):
 
     def _tree(self, tree: DraftTree, last: Tensor, limits: list[int], state: DecodeState) -> Draft:
         total = min(tree.total_tokens, max(limits))
-        branches = _Branches(self.head, self.read.reader, last, self._logprobs)
+        branches = _Branches(self.head, self.read.reader, last, tree.top_k)
         depth = min(tree.depth, total)
-        tokens, parents, scores = grow(self._logprobs(last), branches.step, depth, tree.top_k, total)
+        tokens, parents, scores = grow(branches.children(last), branches.step, depth, tree.top_k, total)
         allowed = torch.tensor(limits, device=tokens.device)
         lengths = torch.minimum(scores.isfinite().sum(dim=1), allowed)
         return Draft(tokens.to(state.device), lengths.to(state.device), parents=parents.to(state.device))
-
-    def _logprobs(self, states: Tensor) -> Tensor:
-        return self._logits(states).float().log_softmax(dim=-1)
 
 
 class _Branches:
@@ -151,16 +148,21 @@ class _Branches:
         head: the head.
         reader: its cache, in which the text has been committed.
         last: the state behind the text, shape (A, H).
-        logprobs: of states.
+        top_k: children of a token.
     """
 
-    def __init__(self, head: EagleHead, reader: Any, last: Tensor, logprobs: Any):
-        self.head, self.reader, self.logprobs = head, reader, logprobs
+    def __init__(self, head: EagleHead, reader: Any, last: Tensor, top_k: int):
+        self.head, self.reader, self.top_k = head, reader, top_k
         self.states = last[:, None]
         self.base = reader.next_positions
         self.seen = torch.zeros(len(last), 1, 0, dtype=torch.bool, device=last.device)
 
-    def step(self, tokens: Tensor, parents: Tensor, depth: int) -> Tensor:
+    def children(self, states: Tensor) -> Children:
+        """What is most likely to follow states (..., H), in ids of the target."""
+        logprobs, ids = most_probable(self.head.logits(states), self.top_k)
+        return logprobs.to(self.head.device), self.head.to_target(ids.to(self.head.device))
+
+    def step(self, tokens: Tensor, parents: Tensor, depth: int) -> Children:
         """Reads a level's beam; see `trees.Step`."""
         if depth == 1:
             parents = torch.zeros_like(parents)
@@ -171,4 +173,4 @@ class _Branches:
         self.seen = torch.cat([above, itself], dim=2)
         positions = (self.base[:, None] + depth - 1).expand_as(tokens)
         self.states = self.reader.read(tokens, hidden, seen=self.seen, positions=positions)
-        return self.logprobs(self.states)
+        return self.children(self.states)
