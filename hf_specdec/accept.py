@@ -61,6 +61,8 @@ class Draft:
         drawn: in a draft of several drafters, the rows that `probs` speaks of, shape (B,); the others are point masses.
             `None` means all rows if there are `probs`.
         arms: which of several drafters drafted for every row, `None` for nobody; only the statistics read it.
+        is_read_ahead: whether the target's first layers have read the rows' last tokens and all columns of `tokens`
+            while drafting (`CachedModel.read_ahead`), so that the others may go on from there.
     """
 
     tokens: Tensor
@@ -69,6 +71,7 @@ class Draft:
     drawn: Tensor | None = None
     arms: list[str | None] | None = None
     parents: Tensor | None = None
+    is_read_ahead: bool = False
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:

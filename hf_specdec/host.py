@@ -729,6 +729,15 @@ def decoder_layers(model: Any) -> Any:
     )
 
 
+def refuse_halves(model: Any) -> None:
+    """Raises `ValueError` if the layers of a model take more from each other than their states."""
+    if getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0):
+        raise ValueError(
+            f"The last layers of {type(model).__name__} read the keys of earlier ones (num_kv_shared_layers), so they "
+            "cannot be run alone. Use another drafter than EarlyExit."
+        )
+
+
 @contextmanager
 def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]:
     """Collects some hidden states of the passes made inside, without keeping the others.
@@ -901,10 +910,7 @@ def new_cache(model: Any) -> Cache:
     """An empty growing cache with the model's own layer kinds, ready to be rolled back."""
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)
-    cache.activate_past_recording()
-    for layer in cache.layers:
-        if type(layer) is DynamicSlidingWindowLayer:
-            layer.__class__ = _WindowedLayer
+    start_recording(cache)
     return EncoderDecoderCache(cache, DynamicCache(config=config)) if attends_to_encoder(model) else cache
 
 
@@ -1047,9 +1053,29 @@ def refuse_cache(cache: Any, is_filled: bool) -> None:
         )
 
 
+def refuse_reading_ahead(cache: Cache) -> None:
+    """Raises `ValueError` for a cache whose first layers cannot get ahead of the others."""
+    if getattr(cache, "offloading", False):
+        raise ValueError(
+            "An offloaded cache brings in the layers of whole passes one by one, so EarlyExit cannot read ahead with "
+            'the first ones. Use the default cache (cache_implementation="dynamic"), or another drafter.'
+        )
+    known = {*_RAGGED_LAYERS, *_FORGET_NOTHING, StaticSlidingWindowLayer}
+    others = {type(layer) for layer in _own(cache).layers} - known
+    if others:
+        names = ", ".join(sorted(other.__name__ for other in others))
+        raise ValueError(
+            f"EarlyExit reads ahead with the first layers, which caches of {names} are not known to allow. Use another "
+            "drafter."
+        )
+
+
 def start_recording(cache: Cache) -> None:
     """Makes sliding layers keep what a rollback may need until the next `crop`."""
     cache.activate_past_recording()
+    for layer in _own(cache).layers:
+        if type(layer) is DynamicSlidingWindowLayer:
+            layer.__class__ = _WindowedLayer
 
 
 def stop_recording(cache: Cache) -> None:
@@ -1058,6 +1084,8 @@ def stop_recording(cache: Cache) -> None:
     for layer in _own(cache).layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
+        if isinstance(layer, _WindowedLayer):
+            layer.__class__ = DynamicSlidingWindowLayer  # type: ignore[assignment]
 
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
@@ -1075,6 +1103,23 @@ def truncate(cache: Cache, num_slots: int) -> None:
         surplus = int(layer.get_seq_length()) - num_slots
         if surplus > 0:
             layer.crop(-surplus)
+
+
+def behind(cache: Cache, num_layers: int) -> Cache:
+    """A view of a cache whose first layers are ahead, for passes of the layers behind them.
+
+    The host asks the first layer of a kind how much has been read. In place of those that are ahead stand others of
+    their kind, or, where nobody will ask, any.
+    """
+    view: Any = copy.copy(cache)
+    rest = cache.layers[num_layers:]
+    view.layers = [_alike(layer, rest) for layer in cache.layers[:num_layers]] + rest
+    return view
+
+
+def _alike(layer: Any, others: list[Any]) -> Any:
+    """The first that is of a layer's kind, if any is, else the first."""
+    return next((other for other in others if type(other) is type(layer)), others[0])
 
 
 def keep_rows(cache: Cache, rows: Tensor) -> None:

@@ -144,6 +144,7 @@ class SpeculativeLoop:
             num_draft_tokens=options.num_draft_tokens,
             arguments=self.request.arguments,
             encoder_inputs=self.request.encoder_inputs,
+            reader=self.target,
         )
         if not context.is_scheduled:
             return drafter.start(context, self.state)

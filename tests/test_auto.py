@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, PromptLookup, Suffix
+from hf_specdec import Auto, DraftModel, EarlyExit, PromptLookup, Suffix
 from hf_specdec.drafters import draft_model
 from hf_specdec.drafters import scheduled as scheduling
 from hf_specdec.options import SpeculationOptions
@@ -54,6 +54,7 @@ DRAFTERS = {
     "draft-model": lambda target: DraftModel(jittered(target)),
     "copies": lambda target: Auto([PromptLookup(), Suffix()]),
     "two models and copies": two_models_and_copies,
+    "early exit and others": lambda target: Auto([Suffix(), EarlyExit(1), jittered(target), PromptLookup()]),
 }
 
 

@@ -12,7 +12,9 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import hf_specdec.drafters as registry
+from hf_specdec import host
 from hf_specdec.accept import Draft
+from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters import (
     Auto,
     DraftContext,
@@ -20,6 +22,7 @@ from hf_specdec.drafters import (
     DraftModel,
     DraftTree,
     Eagle,
+    EarlyExit,
     ParallelDraft,
     PromptLookup,
     Suffix,
@@ -42,6 +45,7 @@ def warmed(drafter, target):
 DRAFTERS = {
     DraftModel: lambda target: DraftModel(jittered(target), num_draft_tokens=4),
     Eagle: lambda target: Eagle(initialised(small(taps=(0, 1, 2))).float(), num_draft_tokens=4),
+    EarlyExit: lambda target: EarlyExit(1, num_draft_tokens=4),
     ParallelDraft: lambda target: ParallelDraft(jittered(target), mask_token_id=3, num_draft_tokens=4),
     PromptLookup: lambda target: PromptLookup(1, 3, num_draft_tokens=4),
     Suffix: lambda target: Suffix(max_spec_factor=2.0, num_draft_tokens=4),
@@ -58,6 +62,17 @@ def test_every_registered_drafter_is_in_the_contract():
 @pytest.fixture(params=DRAFTERS, ids=lambda c: c.name)
 def drafter_class(request):
     return request.param
+
+
+def reader_of(target, state):
+    """The target, which has read all rows but for their last tokens."""
+    arguments = host.draft_arguments(target)
+    reader = CachedModel(target, host.new_cache(target), arguments, len(state.rows), state.device)
+    rows = [state.tokens[row][:-1] for row in state.rows]
+    widths = [len(row) for row in rows]
+    reader.read(torch.tensor([[0] * (max(widths) - len(row)) + row for row in rows]), widths=widths)
+    reader.commit(widths)
+    return reader
 
 
 class Bench:
@@ -79,16 +94,18 @@ class Bench:
         self.start(*(texts or prompts(3)))
 
     def start(self, ids, mask=None):
-        scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if self.do_sample else []))
-        context = DraftContext(self.target, self.do_sample, scorer, takes_trees=self.takes_trees)
-        newest = ids[:, -1].tolist()
-        if self.drafter.reads_states:
-            ids, mask = ids[:, :-1], None if mask is None else mask[:, :-1]
-        self.state = DecodeState(ids, mask, fill=0)
-        self.session = self.drafter.start(context, self.state)
-        if self.drafter.reads_states:
+        self.begin(ids, mask)
+        if self.session.taps:
+            self.begin(ids[:, :-1], None if mask is None else mask[:, :-1])
             assert self.propose([4] * len(ids)).width == 0  # there is nothing to draft from
-            self.accept(Draft.empty(len(ids)), [0] * len(ids), newest)
+            self.accept(Draft.empty(len(ids)), [0] * len(ids), ids[:, -1].tolist())
+
+    def begin(self, ids, mask):
+        self.state = DecodeState(ids, mask, fill=0)
+        self.reader = reader_of(self.target, self.state)
+        scorer = Scorer(LogitsProcessorList([TemperatureLogitsWarper(0.7)] if self.do_sample else []))
+        context = DraftContext(self.target, self.do_sample, scorer, takes_trees=self.takes_trees, reader=self.reader)
+        self.session = self.drafter.start(context, self.state)
 
     def target_pass(self, draft):
         """The states that a session taps; the text was read without a cache, row by row."""
@@ -109,10 +126,12 @@ class Bench:
         with torch.no_grad():
             return [layer[0] for layer in self.target(ids[None], output_hidden_states=True).hidden_states]
 
+    @torch.no_grad()
     def propose(self, limits):
         noise = self.noise and self.noise.round(self.state.rows, self.state.num_emitted, max(limits))
         return self.session.propose(self.state, limits, noise)
 
+    @torch.no_grad()
     def accept(self, draft, counts, next_tokens=5):
         """Keeps the first tokens of every row's draft, or of a tree those on its first path."""
         target_pass = self.target_pass(draft) if self.session.taps else None
@@ -120,9 +139,15 @@ class Bench:
         next_tokens = next_tokens if isinstance(next_tokens, list) else [next_tokens] * len(counts)
         kept = [path.tokens[place, :count].tolist() for place, count in enumerate(counts)]
         appended = [[*tokens, token] for tokens, token in zip(kept, next_tokens, strict=True)]
+        positions = None if draft.parents is None else [_positions(draft, place, n) for place, n in enumerate(counts)]
+        if draft.is_read_ahead:
+            self.reader.read_rest()
+        else:
+            seen = None if draft.parents is None else draft.seen
+            self.reader.read(torch.cat([self.state.last_tokens(), draft.tokens], dim=1), seen=seen)
+        self.reader.commit([len(tokens) for tokens in appended], positions)
         self.state.append(appended)
         emitted, finished = [len(tokens) for tokens in appended], [False] * len(counts)
-        positions = None if draft.parents is None else [_positions(draft, place, n) for place, n in enumerate(counts)]
         outcome = Outcome(appended, emitted, draft.lengths.tolist(), counts, finished, positions)
         self.state.commit(outcome)
         self.session.commit(self.state, outcome, target_pass)
@@ -164,6 +189,7 @@ def test_a_session_in_the_middle_drafts_like_a_fresh_one(drafter_class, do_sampl
         counts = counts or [0, 0, 0]
         bench.accept(draft, [min(c, n) for c, n in zip(counts, draft.lengths.tolist(), strict=True)], 7)
     kept = bench.state.rows = [0, 2]
+    bench.reader.keep_rows(kept)
     bench.session.keep_rows(kept)
     here = bench.propose([4, 4])
     for place, row in enumerate(kept):
@@ -184,6 +210,7 @@ def test_trees_in_the_middle_grow_like_fresh_ones():
             draft = bench.propose([14, 14, 14]) if counts else Draft.empty(3)
             bench.accept(draft, [min(c, 2) for c in counts] or [0, 0, 0], 7)
         bench.state.rows = [0, 2]
+        bench.reader.keep_rows([0, 2])
         bench.session.keep_rows([0, 2])
         here = bench.propose([14, 14])
         assert here.parents is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.accept import UNSOUND, Draft
+from hf_specdec.cached_model import CachedModel
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.schedule import Experience
@@ -55,6 +56,8 @@ class DraftContext:
         arguments: of the target's forward passes; an encoder's outputs and its mask are among them.
         encoder_inputs: what the target's encoder read, shape (B / n, ...) where n samples share an input;
             `None` for a decoder-only target.
+        reader: the target and what it has read in this call, for drafters that run its layers ahead of a pass; `None`
+            where the host's own loop runs the target.
     """
 
     target: PreTrainedModel
@@ -70,6 +73,7 @@ class DraftContext:
     is_alone: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
     encoder_inputs: Tensor | None = None
+    reader: CachedModel | None = None
 
     def for_arm(self, options: SpeculationOptions) -> DraftContext:
         """The context of one drafter among several: its own temperature counts unless the call names one."""
@@ -87,11 +91,14 @@ class DraftSession(ABC):
             such outputs takes a stream that none of those calls has used.
         taps: hidden states of the target that `commit` wants to see, as indices into `output_hidden_states`.
         grows_trees: whether its drafts are trees, the most promising tokens first.
+        shares_passes: whether drafting does a part of the target's pass, for all rows at once: nobody else then drafts
+            in the same round.
     """
 
     noise_stream: int = 0
     taps: tuple[int, ...] = ()
     grows_trees: bool = False
+    shares_passes: bool = False
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:

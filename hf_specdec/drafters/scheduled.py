@@ -217,7 +217,7 @@ class ScheduledSession(DraftSession):
         self.experience = experience
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
-        self.num_unread = {arm.name: num_unread for arm in arms}
+        self.num_unread = {arm.name: 0 if arm.session.shares_passes else num_unread for arm in arms}
         self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
         self.taps = tuple(sorted({tap for arm in arms for tap in arm.session.taps}))
         self.rest = Rest()
@@ -244,7 +244,8 @@ class ScheduledSession(DraftSession):
             payer = current.plan.payer if current.plan.width > 0 else None
         for arm in self.arms:
             arm.session.commit(state, _share(outcome, arm, current), target_pass)
-            self.num_unread[arm.name] = 0 if arm is payer else self.num_unread[arm.name] + max(outcome.emitted)
+            has_read = arm is payer or arm.session.shares_passes
+            self.num_unread[arm.name] = 0 if has_read else self.num_unread[arm.name] + max(outcome.emitted)
 
     def keep_rows(self, places: list[int]) -> None:
         for arm in self.arms:
@@ -277,7 +278,9 @@ class ScheduledSession(DraftSession):
         return self._plain_trial(chosen, state) or self._trial(plans, chosen) or chosen
 
     def _mixed(self, free: list[Offer | None], own: list[Offer]) -> list[Offer | None]:
-        """The better offer of every row; all of the arm's own if copies are better everywhere."""
+        """The better offer of every row; all of the arm's own if copies are better everywhere, or may not join."""
+        if own[0].arm.session.shares_passes:
+            return _choice([None] * len(own), own, _first)
         mixed = _choice(free, own, _better)
         is_used = any(held is new for held, new in zip(mixed, own, strict=True))
         return mixed if is_used else _choice([None] * len(own), own, _first)
@@ -291,6 +294,8 @@ class ScheduledSession(DraftSession):
                 chosen = _choice(chosen, offers[arm.name], _first)
                 if not arm.is_free and any(offer is not None and offer.arm is arm for offer in chosen):
                     payer = arm
+        if payer is not None and payer.session.shares_passes:  # what is copied for other rows must wait
+            chosen = _choice([None] * len(chosen), offers[payer.name], _first)
         width = max((len(offer.rates) for offer in chosen if offer is not None), default=0)
         return Plan(chosen, width, payer)
 
