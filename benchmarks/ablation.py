@@ -156,7 +156,7 @@ def successors(model: Any, entry: dict, top_k: int = 8) -> list:
     text = torch.tensor([entry["prompt"] + entry["answer"]], device=model.device)
     logits = model(text, logits_to_keep=len(entry["answer"]) + 1).logits[0].float()
     ids, probs = likeliest(logits, top_k)
-    return [ids.tolist(), probs.round(4).tolist()]
+    return [ids.tolist(), probs.round(decimals=4).tolist()]
 
 
 @torch.no_grad()
