@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_specdec
-from hf_specdec import TokenRecycling
+from hf_specdec import Auto, Suffix, TokenRecycling
 from hf_specdec.accept import Draft
 from hf_specdec.drafters import DraftContext
 from hf_specdec.recycling import SuccessorTable, grow, grow_chain, likeliest
@@ -58,6 +59,19 @@ def test_sampled_law_with_a_table_of_other_calls(options, length):
     processors = [TemperatureLogitsWarper(0.7), TopPLogitsWarper(0.9)] if options else []
     samples = first_tokens(target, 20, 250, assistant=TokenRecycling(), num_draft_tokens=length, **options)
     assert_follows(samples, target_law(target, PROMPT, LogitsProcessorList(processors), 3, VOCAB))
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_beside_copies_up_to_the_last_token(num_rows):
+    """Both in one tree, which must not be wider than the rows have room."""
+    target, assistant = hf_specdec.enable(tiny()), Auto([Suffix(), TokenRecycling()])
+    for seed, length in product(range(3), (2, 3, 4, 6, 12, 40)):
+        ids, mask = prompts(num_rows, seed=seed)
+        kwargs = {"attention_mask": mask, "max_new_tokens": length, "eos_token_id": None, "pad_token_id": 0}
+        ours = target.generate(ids, assistant=assistant, do_sample=False, **kwargs)
+        assert torch.equal(ours, target.generate(ids, assistant=False, do_sample=False, **kwargs))
+    assert min(assistant.stats.accepted_by.values()) > 0
 
 
 def test_a_seed_says_the_text_whatever_the_table_holds():

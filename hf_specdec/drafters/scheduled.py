@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
@@ -50,23 +52,28 @@ class Offer:
             how often its first, second, ... token stays at all.
         copied: the tokens, if they cost nothing to have.
         parents: if these are a tree, which token each one follows, -1 for the text.
+        limit: most tokens the row may draft.
     """
 
     arm: Arm
     rates: list[Rate]
     copied: list[int] = field(default_factory=list)
     parents: list[int] | None = None
+    limit: int = sys.maxsize
 
-    @property
+    @cached_property
     def survival(self) -> list[float]:
-        """Probability that each token stays, the largest first: in a chain, that the first 1, 2, ... all stay."""
-        return sorted(self._chances(), reverse=True)
+        """Probability that each token stays, the largest first: in a chain, that the first 1, 2, ... all stay.
+
+        It is known once asked for: what the rates learn later is for later offers.
+        """
+        return sorted(self._chances, reverse=True)
 
     def best(self, width: int) -> Offer:
         """The copy cut down to the tokens that are most likely to stay."""
         if self.parents is None:
             return replace(self, rates=self.rates[:width], copied=self.copied[:width])
-        chances = self._chances()
+        chances = self._chances
         kept = sorted(sorted(range(len(chances)), key=lambda i: (-chances[i], i))[:width])
         places = {-1: -1} | {index: place for place, index in enumerate(kept)}
         return replace(
@@ -77,7 +84,10 @@ class Offer:
         )
 
     def united(self, other: Offer) -> Offer:
-        """One tree of two copies, with the arm of this one; a token that both have keeps its larger rate."""
+        """One tree of two copies, with the arm of this one; a token that both have keeps its larger rate.
+
+        Of more tokens than the row may draft, the likeliest.
+        """
         rates, copied = list(self.rates), list(self.copied)
         parents = list(self.parents or range(-1, len(copied) - 1))
         known = {edge: place for place, edge in enumerate(zip(parents, copied, strict=True))}
@@ -92,7 +102,9 @@ class Offer:
                 parents.append(places[parent])
             elif rate.value > rates[place].value:
                 rates[place] = rate
-        return Offer(self.arm, rates, copied, parents)
+        limit = max(self.limit, other.limit)  # of the row; an arm may draft less
+        whole = Offer(self.arm, rates, copied, parents, limit)
+        return whole if len(copied) <= limit else whole.best(limit)
 
     def learn(self, kept: int, asked: int, emitted: int) -> None:
         """Adds a round's outcome of a chain to the rates.
@@ -131,6 +143,7 @@ class Offer:
             if current is None:
                 return
 
+    @cached_property
     def _chances(self) -> list[float]:
         """Probability that each token stays, in the order of the rates."""
         values = [rate.value for rate in self.rates]
@@ -249,8 +262,9 @@ class ScheduledSession(DraftSession):
         acceptance = self.experience.acceptance_of(arm.name)
         limits = [min(limit, arm.longest) for limit in limits]
         if isinstance(arm.session, CopySession):
-            copies = arm.session.copies(state, limits)
-            return [Offer(arm, acceptance.of_confidences(c.confidences), c.tokens, c.parents) for c in copies]
+            copies = zip(arm.session.copies(state, limits), limits, strict=True)
+            rates = acceptance.of_confidences
+            return [Offer(arm, rates(copy.confidences), copy.tokens, copy.parents, limit) for copy, limit in copies]
         return [Offer(arm, acceptance.of_positions(limit)) for limit in arm.session.within_context(state, limits)]
 
     def _plan(self, offers: dict[str, list[Offer]], state: DecodeState) -> Plan:
