@@ -16,6 +16,7 @@ import torch
 from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
+from hf_specdec.paths import chain_of, largest, products, united
 from hf_specdec.schedule import FREE, PLAIN, Experience, Load, Rate, best_width, expected_tokens
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
@@ -73,34 +74,20 @@ class Offer:
         """The copy cut down to the tokens that are most likely to stay."""
         if self.parents is None:
             return replace(self, rates=self.rates[:width], copied=self.copied[:width])
-        chances = self._chances
-        kept = sorted(sorted(range(len(chances)), key=lambda i: (-chances[i], i))[:width])
-        places = {-1: -1} | {index: place for place, index in enumerate(kept)}
-        return replace(
-            self,
-            rates=[self.rates[i] for i in kept],
-            copied=[self.copied[i] for i in kept],
-            parents=[places[self.parents[i]] for i in kept],  # nothing stays more often than what it follows
-        )
+        kept, parents = largest(self._chances, self.parents, width)
+        rates, copied = [self.rates[place] for place in kept], [self.copied[place] for place in kept]
+        return replace(self, rates=rates, copied=copied, parents=parents)
 
     def united(self, other: Offer) -> Offer:
         """One tree of two copies, with the arm of this one; a token that both have keeps its larger rate.
 
         Of more tokens than the row may draft, the likeliest.
         """
-        rates, copied = list(self.rates), list(self.copied)
-        parents = list(self.parents or range(-1, len(copied) - 1))
-        known = {edge: place for place, edge in enumerate(zip(parents, copied, strict=True))}
-        places = {-1: -1}  # of the other's tokens
-        others = zip(other.rates, other.copied, other.parents or range(-1, len(other.copied) - 1), strict=True)
-        for index, (rate, token, parent) in enumerate(others):
-            edge = places[parent], token
-            place = places[index] = known.setdefault(edge, len(copied))
-            if place == len(copied):
-                rates.append(rate)
-                copied.append(token)
-                parents.append(places[parent])
-            elif rate.value > rates[place].value:
+        mine, theirs = (offer.parents or chain_of(len(offer.copied)) for offer in (self, other))
+        copied, parents, places = united(self.copied, mine, other.copied, theirs)
+        rates: list[Rate] = self.rates + other.rates[:1] * (len(copied) - len(self.rates))
+        for place, rate in zip(places, other.rates, strict=True):
+            if place >= len(self.rates) or rate.value > rates[place].value:
                 rates[place] = rate
         limit = max(self.limit, other.limit)  # of the row; an arm may draft less
         whole = Offer(self.arm, rates, copied, parents, limit)
@@ -131,7 +118,7 @@ class Offer:
 
     def learn_text(self, text: list[int]) -> None:
         """Compares a copy with the text that came, as far as it is known."""
-        parents = self.parents or list(range(-1, len(self.copied) - 1))
+        parents = self.parents or chain_of(len(self.copied))
         current: int | None = -1
         for token in text:
             followers = [place for place, parent in enumerate(parents) if parent == current]
@@ -148,10 +135,7 @@ class Offer:
         """Probability that each token stays, in the order of the rates."""
         values = [rate.value for rate in self.rates]
         if self.parents is not None:
-            chances = {-1: 1.0}
-            for place, (value, parent) in enumerate(zip(values, self.parents, strict=True)):
-                chances[place] = value * chances[parent]
-            return [chances[place] for place in range(len(values))]
+            return products(values, self.parents)
         return values if self.arm.session.grows_trees and not self.copied else list(accumulate(values, mul))
 
 
