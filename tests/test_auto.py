@@ -305,7 +305,7 @@ def test_by_name_and_as_a_default():
     for changes in ({}, {"num_draft_tokens": 4}, {"num_draft_tokens": 1}):
         assert torch.equal(answer(target, None, 3, **changes), plain)
         assert len(hf_specdec.last_stats(target).drafted_at) <= changes.get("num_draft_tokens", 24)
-        assert set(hf_specdec.last_stats(target).drafted_by) <= {"suffix", "prompt-lookup"}
+        assert set(hf_specdec.last_stats(target).drafted_by) <= {"suffix", "prompt-lookup", "token-recycling"}
     assert torch.equal(answer(target, "auto", 3), plain)
 
 

@@ -6,7 +6,6 @@ import copy
 import inspect
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
@@ -37,8 +36,8 @@ from tests.test_heads import initialised, small
 
 def warmed(drafter, target):
     """Token recycling that knows successors of every token."""
-    following = (np.arange(64)[:, None] + [7, 11, 30]) % 64
-    drafter.table_of(target).learn(np.arange(64), following, np.array([[0.5, 0.3, 0.1]] * 64))
+    following = (torch.arange(64)[:, None] + torch.tensor([7, 11, 30])) % 64
+    drafter.table_of(target).learn(torch.arange(64), following, torch.tensor([[0.5, 0.3, 0.1]] * 64))
     return drafter
 
 

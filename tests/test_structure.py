@@ -11,7 +11,8 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history", "recycling"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary"],
+    ["chains", "paths", "history", "recycling"],
     ["host", "trees"],
     ["heads.eagle", "heads"],
     ["state", "slots", "halves", "cached_model", "request"],

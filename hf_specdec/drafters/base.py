@@ -16,6 +16,7 @@ from hf_specdec.accept import UNSOUND, Draft
 from hf_specdec.cached_model import CachedModel
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
+from hf_specdec.paths import chain_of, largest, products, united
 from hf_specdec.schedule import Experience
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
@@ -149,6 +150,18 @@ class Copy:
     tokens: list[int]
     confidences: list[float]
     parents: list[int] | None = None
+
+    def united(self, other: Copy, limit: int) -> Copy:
+        """Both in one tree, or of it the likeliest tokens; of one that both have the larger confidence counts."""
+        mine, theirs = (copy.parents or chain_of(len(copy.tokens)) for copy in (self, other))
+        tokens, parents, places = united(self.tokens, mine, other.tokens, theirs)
+        confidences = self.confidences + [0.0] * (len(tokens) - len(self.tokens))
+        for place, confidence in zip(places, other.confidences, strict=True):
+            confidences[place] = max(confidences[place], confidence)
+        if len(tokens) > limit:
+            kept, parents = largest(products(confidences, parents), parents, limit)
+            tokens, confidences = [tokens[place] for place in kept], [confidences[place] for place in kept]
+        return Copy(tokens, confidences, None if parents == chain_of(len(tokens)) else parents)
 
 
 class CopySession(DraftSession):
