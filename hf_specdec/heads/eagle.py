@@ -459,8 +459,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         fine = states.to(torch.promote_types(states.dtype, torch.float32))
-        fine = fine * torch.rsqrt(fine.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.weight * fine.to(states.dtype)
+        normed = functional.rms_norm(fine, fine.shape[-1:], eps=self.eps)
+        return self.weight * normed.to(states.dtype)
 
 
 class Rotary(nn.Module):
