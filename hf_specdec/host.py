@@ -509,6 +509,12 @@ def reads_token_set(processor: LogitsProcessor) -> bool:
     return type(processor) in _TOKEN_SET
 
 
+def num_ignored(processor: LogitsProcessor) -> int:
+    """Tokens at the front of a row that a processor passes over: the most of any row."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    return int(ignored.max()) if isinstance(ignored, Tensor) else ignored or 0
+
+
 def is_stateless(processor: LogitsProcessor) -> bool:
     """Whether a processor is known to be a function of a row's own prefix and scores."""
     return reads_scores_only(processor) or type(processor) in _PREFIX_ONLY
