@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup, host
+from hf_specdec import DraftModel, PromptLookup, TokenRecycling, host
 from tests.models import jittered, prompts, tiny
 
 NEVER = 4  # an id that the models below do not emit
@@ -379,6 +379,30 @@ def test_a_cache_of_the_user_is_filled_as_plain_fills_it(families, family, kind,
     ids = torch.cat([plain, prompts(1, 4, seed=3)[0]], dim=1)
     ends = [model.generate(ids, assistant=False, **rest(given), **{CACHE: cache}) for cache in (theirs, mine)]
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_end_in_lockstep_are_read_to_their_ends(seed):
+    """A row may end with a token of the target's own while others go on; a second turn then sees that token."""
+    target = hf_specdec.enable(tiny())
+    ids, mask = prompts(3, seed=seed)
+    ends = list(range(2, 40, 3))
+    kwargs = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": ends, "pad_token_id": 0}
+    kwargs |= {"return_dict_in_generate": True, "encoder_no_repeat_ngram_size": 2}  # judged token by token
+
+    def two_turns(assistant):
+        first = target.generate(ids, attention_mask=mask, assistant=assistant, **kwargs)
+        new = first.sequences[:, ids.shape[1] :]
+        has_ended = torch.isin(new, torch.tensor(ends)).long().cumsum(dim=1)
+        is_text = torch.nn.functional.pad(has_ended, (1, 0))[:, :-1] == 0
+        text = torch.cat([first.sequences, torch.tensor([[9, 10, 12]] * 3)], dim=1)
+        seen = torch.cat([mask, is_text.long(), torch.ones(3, 3, dtype=torch.long)], dim=1)
+        cache = {CACHE: first[CACHE]}
+        return target.generate(text, attention_mask=seen, assistant=assistant, **cache, **kwargs).sequences
+
+    plain = two_turns(False)
+    for drafter in (DraftModel(jittered(target, 0.02), num_draft_tokens=5), TokenRecycling(8)):
+        assert torch.equal(two_turns(drafter), plain)
 
 
 @pytest.mark.parametrize("kind", ["similar", "lookup"])
