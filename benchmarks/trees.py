@@ -3,8 +3,8 @@
     python benchmarks/trees.py [--target DIR] [--rows 1] [--contexts 128,1024] [--repeats 15] [--output FILE]
 
 Passes of the target over 16 drafted tokens as a tree and as a chain, over 60 as a tree, over one and over none, and
-over one as it would be if Transformers' sdpa copied the cache for every head (`host.heads_in_groups`). Then what a head as
-wide as the target (EAGLE-3, one layer, random weights: only seconds are measured; it drafts a quarter of the
+over one as it would be if Transformers' sdpa copied the cache for every head (`host.heads_in_groups`). Then what a head
+as wide as the target (EAGLE-3, one layer, random weights: only seconds are measured; it drafts a quarter of the
 vocabulary, as published heads do) takes for a step of a chain and for a whole tree of 60 tokens in 7 levels. All take
 turns, so that a busy machine meets all of them alike.
 """
