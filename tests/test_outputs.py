@@ -519,6 +519,17 @@ def test_static_caches_serve_ragged_rows_and_windows(family, num_rows):
         assert target.generate(ids, assistant=drafter, **(kwargs | {"max_new_tokens": 5})).shape[1] <= 17
 
 
+def test_a_returned_static_cache_that_is_too_small_is_refused():
+    target = hf_specdec.enable(tiny("mistral8"))
+    ids, mask = prompts(3)
+    kwargs = {"max_new_tokens": 10, "eos_token_id": None, "return_dict_in_generate": True, "assistant": PromptLookup()}
+    first = target.generate(ids, attention_mask=mask, cache_implementation="static", **kwargs)
+    text = torch.cat([first.sequences, torch.tensor([[5, 6], [7, 8], [9, 10]])], dim=1)
+    given = {CACHE: first[CACHE], "attention_mask": torch.ones_like(text)}
+    with pytest.raises(ValueError, match="earlier call has returned holds"):
+        target.generate(text, **given, **(kwargs | {"max_new_tokens": 40}))
+
+
 def test_rows_of_a_static_cache_do_not_wait_for_each_other():
     target = hf_specdec.enable(tiny(dtype=torch.float32))
     ids, mask = prompts(4)

@@ -160,6 +160,17 @@ def test_the_table_is_what_plain_passes_over_the_text_say(num_rows, length, fami
         assert probs == pytest.approx(expected_probs, rel=1e-4)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_table_outlives_inference_mode(is_first):
+    model, drafter = hf_specdec.enable(tiny()), TokenRecycling()
+    ids, mask = prompts(2)
+    kwargs = {"attention_mask": mask, "max_new_tokens": 25, "do_sample": False}
+    plain = model.generate(ids, assistant=False, **kwargs)
+    for is_inside in (is_first, not is_first, is_first):
+        with torch.inference_mode(is_inside):
+            assert torch.equal(model.generate(ids, assistant=drafter, **kwargs), plain)
+
+
 def test_the_newest_entry_of_a_token_counts_and_strange_ids_are_passed_over():
     table = SuccessorTable(10, 2)
     ids = torch.tensor([[1, 2], [4, 5], [6, 7], [8, 9], [8, 9]])

@@ -19,6 +19,9 @@ from hf_specdec.verify import TargetPass
 
 # Refused tokens of a pass that are learned from: each costs a search through all logits behind it.
 _MOST_REFUSED = 16
+# How often what was likely where a token was last read comes true where it is read next: half as often (measured by
+# bins of probability over 4,300 tokens of five kinds of text).
+_HOLDS_AGAIN = 0.5
 
 
 class TokenRecycling(Drafter):
@@ -105,11 +108,9 @@ class _RecyclingSession(CopySession):
     def _copy(self, last: int, successors: Callable[[int], Successors], limit: int) -> Copy:
         if limit <= 0:
             return Copy([], [])
-        if not self.takes_trees:
-            chain = grow_chain(last, successors, limit)
-            return Copy(chain.tokens, chain.confidences)
-        tree = grow(last, successors, limit)
-        return Copy(tree.tokens, tree.confidences, tree.parents)
+        tree = (grow if self.takes_trees else grow_chain)(last, successors, limit)
+        confidences = [_HOLDS_AGAIN * confidence for confidence in tree.confidences]
+        return Copy(tree.tokens, confidences, tree.parents if self.takes_trees else None)
 
 
 def _order(outcome: Outcome, width: int) -> list[int]:
