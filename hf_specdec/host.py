@@ -804,10 +804,11 @@ def _refuse_cut_inputs(model: Any, inputs: dict[str, Any], tokens: Tensor) -> No
 
 
 def _refuse_other_mask(model: Any, inputs: dict[str, Any], mask: Any) -> None:
-    """Raises `ValueError` if a model's own code (PEFT's, with learned prefixes) lengthens a mask that may have holes."""
+    """Raises `ValueError` if a model's own code (PEFT, learned prefixes) lengthens a mask that may have holes."""
     fed = inputs.get(_mask_name(model))
-    are_flat = all(isinstance(each, Tensor) and each.dim() == 2 for each in (mask, fed))
-    if are_flat and fed.shape[1] != mask.shape[1]:
+    if not (isinstance(fed, Tensor) and isinstance(mask, Tensor) and fed.dim() == mask.dim() == 2):
+        return
+    if fed.shape[1] != mask.shape[1]:
         raise ValueError(
             f"{type(model).__name__}.prepare_inputs_for_generation makes a mask over {fed.shape[1]} slots of one over "
             f"{mask.shape[1]}, so holes in it would move. Generate one row at a time, or set assistant=False."
