@@ -90,8 +90,8 @@ _PREFIX_ONLY = {
         "WhisperTimeStampLogitsProcessor",
     )
 }
-# Cache layers whose slots can be rearranged row by row.
-_RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+# Slots that a growing cache layer has to spare when it grows: a share of those in use, within limits.
+_SPARE_SHARE, _LEAST_SPARE, _MOST_SPARE = 8, 64, 512
 # Model types whose passes over several tokens behind a cache fail or differ from single steps.
 _UNVERIFIABLE = {"cpmant", "git", "prophetnet"}
 # Encoders that keep a cache though they read in both directions, unless they are told to be decoders.
@@ -935,6 +935,45 @@ def new_cache(model: Any) -> Cache:
     return EncoderDecoderCache(cache, DynamicCache(config=config)) if attends_to_encoder(model) else cache
 
 
+class _RoomyLayer(DynamicLayer):
+    """Appends in place: the host's layer copies all it holds in every pass, which batches and long texts feel.
+
+    What it shows is the beginning of a longer tensor. Whoever rearranges a layer gives it tensors of its own, which are
+    then copied once.
+    """
+
+    whole_keys: Tensor | None = None
+    whole_values: Tensor | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.whole_keys, self.keys = _appended(self.whole_keys, self.keys, key_states)
+        self.whole_values, self.values = _appended(self.whole_values, self.values, value_states)
+        return self.keys, self.values
+
+    def reset(self) -> None:
+        self.whole_keys = self.whole_values = None
+        super().reset()
+
+
+def _appended(whole: Tensor | None, held: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor with room, and its beginning: what is held, (B, heads, S, d), then the new slots."""
+    if held is None or held.numel() == 0:
+        held = new[:, :, :0]
+    used, end = held.shape[2], held.shape[2] + new.shape[2]
+    if whole is None or whole.shape[2] < end or not _is_beginning(held, whole):
+        spare = min(max(end // _SPARE_SHARE, _LEAST_SPARE), _MOST_SPARE)
+        whole = new.new_empty(*new.shape[:2], end + spare, new.shape[3])
+        whole[:, :, :used] = held
+    whole[:, :, used:end] = new
+    return whole, whole[:, :, :end]
+
+
+def _is_beginning(held: Tensor, whole: Tensor) -> bool:
+    return held.data_ptr() == whole.data_ptr() and held.stride() == whole.stride() and len(held) == len(whole)
+
+
 class _WindowedLayer(DynamicSlidingWindowLayer):
     """A recording layer that shows a pass no more than its window, also in the second pass before a `crop`.
 
@@ -945,6 +984,10 @@ class _WindowedLayer(DynamicSlidingWindowLayer):
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         visible = self.sliding_window - 1 + key_states.shape[-2]
         return keys[:, :, -visible:], values[:, :, -visible:]
+
+
+# Cache layers whose slots can be rearranged row by row.
+_RAGGED_LAYERS = (DynamicLayer, _RoomyLayer, DynamicSlidingWindowLayer, _WindowedLayer)
 
 
 def _own(cache: Cache) -> Cache:
@@ -969,9 +1012,7 @@ def can_be_ragged(cache: Cache) -> bool:
     """
     if isinstance(cache, _RoomyStaticCache):
         return True
-    return not isinstance(cache, EncoderDecoderCache) and all(
-        type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer) for layer in cache.layers
-    )
+    return not isinstance(cache, EncoderDecoderCache) and all(type(layer) in _RAGGED_LAYERS for layer in cache.layers)
 
 
 def with_room(model: Any, cache: Any, max_length: int, num_ahead: int) -> Any:
@@ -1100,21 +1141,27 @@ def refuse_reading_ahead(cache: Cache) -> None:
 
 
 def start_recording(cache: Cache) -> None:
-    """Makes sliding layers keep what a rollback may need until the next `crop`."""
+    """Makes sliding layers keep what a rollback may need until the next `crop`, and others append in place."""
     cache.activate_past_recording()
-    for layer in _own(cache).layers:
+    own = _own(cache)
+    for layer in own.layers:
         if type(layer) is DynamicSlidingWindowLayer:
             layer.__class__ = _WindowedLayer
+        elif type(layer) is DynamicLayer and not own.offloading:
+            layer.__class__ = _RoomyLayer
 
 
 def stop_recording(cache: Cache) -> None:
-    """Leaves sliding layers as plain `generate` does: within their window, and not recording."""
+    """Leaves layers as plain `generate` does: sliding ones within their window, none recording or with room."""
     crop(cache, 0)
     for layer in _own(cache).layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
-        if isinstance(layer, _WindowedLayer):
+        if type(layer) is _WindowedLayer:
             layer.__class__ = DynamicSlidingWindowLayer  # type: ignore[assignment]
+        elif type(layer) is _RoomyLayer:
+            layer.whole_keys = layer.whole_values = None
+            layer.__class__ = DynamicLayer  # type: ignore[assignment]
 
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
@@ -1206,7 +1253,7 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
 
 
 # Layers that can be rolled back from the first pass on, since they keep whatever they were given.
-_FORGET_NOTHING = (DynamicLayer, StaticLayer, _CroppableStaticLayer)
+_FORGET_NOTHING = (DynamicLayer, _RoomyLayer, StaticLayer, _CroppableStaticLayer)
 
 
 # --- rotary embeddings ------------------------------------------------------------------------------------
