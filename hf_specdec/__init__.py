@@ -1,6 +1,8 @@
 """Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster."""
 
 from hf_specdec.candidates import as_candidate_generator
+from hf_specdec.checks.compat import check
+from hf_specdec.checks.findings import CompatReport, Finding
 from hf_specdec.drafters import (
     Auto,
     DraftModel,
@@ -22,16 +24,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Auto",
+    "CompatReport",
     "DraftModel",
     "DraftTree",
     "DraftVocabularyLogitsProcessor",
     "Eagle",
+    "Finding",
     "ParallelDraft",
     "PromptLookup",
     "SpecStats",
     "Suffix",
     "TokenRecycling",
     "as_candidate_generator",
+    "check",
     "disable",
     "enable",
     "last_stats",

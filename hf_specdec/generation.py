@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.utils import logging
 
 from hf_specdec import host
+from hf_specdec.checks.pair import first_meeting
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
 from hf_specdec.loop import SpeculativeLoop
 from hf_specdec.options import OPTION_NAMES, SpeculationOptions, take_options
@@ -359,6 +360,8 @@ def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer
     host.refuse_target(target)
     host.refuse_settings(read)
     drafter.check(target, tokenizer)
+    if target not in drafter.known_targets:
+        _introduce(target, drafter, tokenizer)
     if is_synced:
         drafter.check_synced()
         if (read("guidance_scale") or 1) != 1:
@@ -366,6 +369,16 @@ def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer
                 f"guidance_scale={read('guidance_scale')} makes passes of its own for every token, and under "
                 "synced_gpus=True no other process would make them too. Leave one of the two out."
             )
+
+
+def _introduce(target: Any, drafter: Drafter, tokenizer: Any) -> None:
+    """Checks a pair that has not met before: raises `ValueError` for errors, warns once of the rest."""
+    found = first_meeting(target, drafter, tokenizer)
+    if errors := [str(finding) for finding in found if finding.level == "error"]:
+        raise ValueError(f"The drafter does not fit the target. {' '.join(errors)}")
+    for finding in found:
+        logger.warning_once(f"The drafter fits the target, but not perfectly. {finding}")
+    drafter.known_targets.add(target)
 
 
 def _take_over_tokenizer_work(target: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

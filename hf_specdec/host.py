@@ -143,12 +143,17 @@ def num_layers(model: Any) -> int:
     return model.config.get_text_config(decoder=True).num_hidden_layers
 
 
+def revision(model: Any) -> str | None:
+    """The commit a model was opened from; `None` if it came from no repository."""
+    return getattr(model.config, "_commit_hash", None)
+
+
 def context_limits(model: Any) -> tuple[int | None, int | None]:
     """Positions a row may run up to, and below which length of the row fewer: its own border; `None` without one.
 
     A text within the original context of a "longrope" model must not be read beyond it: the whole pass would change.
     """
-    limit, (_, border) = max_positions(model), _rope_border(model)
+    limit, (_, border) = max_positions(model), rope_border(model)
     if border is not None and limit is not None:
         border = min(border, limit)
     return limit, border
@@ -160,7 +165,7 @@ def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) 
     "dynamic" frequencies change with the longest position of every pass beyond the trained context; "longrope" changes
     them once, when a pass first reaches beyond its original context.
     """
-    kind, border = _rope_border(model)
+    kind, border = rope_border(model)
     if border is None or max_length <= border:
         return
     if kind == "dynamic" or prompt_length <= border or num_rows > 1:
@@ -170,7 +175,7 @@ def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) 
         )
 
 
-def _rope_border(model: Any) -> tuple[str, int | None]:
+def rope_border(model: Any) -> tuple[str, int | None]:
     """The kind of rotary embedding that depends on the length of the text, and from which length on."""
     config = model.config.get_text_config(decoder=True)
     for rope in _rope_settings(model):

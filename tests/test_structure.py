@@ -23,12 +23,15 @@ LAYERS = [
     ["drafters.drawing", "drafters.encoder_decoder", "drafters.draft_model"],
     ["drafters.head_reader", "drafters.eagle", "drafters.parallel"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
-    ["checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
+    ["checkpoints.headers", "checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
     ["checkpoints.translate", "checkpoints.load", "checkpoints"],
     ["loop", "candidates", "hub"],
+    ["demo_model", "loading"],
+    ["checks", "checks.findings", "checks.sides", "checks.tokenizers", "checks.shapes", "checks.memory", "checks.pair"],
     ["generation"],
-    ["", "demo_model", "loading"],
-    ["checks", "checks.report", "checks.bench", "demo"],
+    ["checks.measure", "checks.compat"],
+    [""],
+    ["checks.report", "checks.bench", "checks.show", "demo"],
     ["cli"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]

@@ -1,0 +1,220 @@
+"""What two tokenizers share: ids, special tokens, and how they write the same conversations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import TemplateError
+
+from hf_specdec.checks.findings import Finding
+from hf_specdec.checks.sides import HEADS, Side
+from hf_specdec.vocabulary import differing_tokens
+
+# What drafting from ids of another map means. Drafters that translate between tokenizers make it a warning.
+OTHER_MAP = "error"
+_EXAMPLES = 3
+_USER = {"role": "user", "content": "Which river flows through Köln?"}
+_ANSWER = {"role": "assistant", "content": "The Rhine."}
+_SYSTEM = {"role": "system", "content": "You are a careful guide."}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+# Name, messages, and what else the template is told.
+CONVERSATIONS: tuple[tuple[str, list[dict[str, str]], dict[str, Any]], ...] = (
+    ("one question", [_USER], {}),
+    ("a system message", [_SYSTEM, _USER], {}),
+    ("several turns", [_SYSTEM, _USER, _ANSWER, {"role": "user", "content": "How long is it?"}], {}),
+    ("tools", [_USER], {"tools": [_TOOL]}),
+    ("thinking switched on", [_USER], {"enable_thinking": True}),
+    ("thinking switched off", [_USER], {"enable_thinking": False}),
+)
+TEXTS = ("The quick brown fox, 1234.", " naïve  spaces\n\n\tand 日本語 🙂", "def f(x): return x ** 2\n")
+
+
+def vocabulary(target: Side, drafter: Side, num_target: int, num_drafter: int | None) -> Finding:
+    """Whether ids mean the same on both sides.
+
+    Args:
+        target: the target.
+        drafter: the drafter.
+        num_target: ids the target scores.
+        num_drafter: ids the drafter scores; `None` for a head, which has been compared with the target already.
+    """
+    if target.tokenizer is None or drafter.tokenizer is None:
+        return _unknown_map(target, drafter, num_target, num_drafter)
+    different = differing_tokens(drafter.tokenizer, target.tokenizer)
+    if different:
+        return _other_map(target.tokenizer, drafter.tokenizer, different)
+    shared = f"both tokenizers give the same ids to all {len(target.tokenizer)} tokens"
+    if num_drafter is None or num_drafter == num_target:
+        return Finding("vocabulary", "ok", shared)
+    return Finding(
+        "vocabulary",
+        "ok",
+        f"{shared}; output layers are padded differently ({num_target} rows in the target, {num_drafter} in the "
+        "drafter)",
+        correctness="none: ids beyond the tokenizer are never proposed, and their mass in the target is untouched",
+        advice="show that the tokenizer is one: DraftModel(model, tokenizer=..., target_tokenizer=...)",
+    )
+
+
+def _unknown_map(target: Side, drafter: Side, num_target: int, num_drafter: int | None) -> Finding:
+    if num_drafter is None:
+        return Finding("vocabulary", "ok", "the head has no tokenizer of its own; it was made for the target's ids")
+    lacking = " and ".join(role for role, side in (("target", target), ("drafter", drafter)) if side.tokenizer is None)
+    found = f"no tokenizer of the {lacking} was found; the target scores {num_target} ids, the drafter {num_drafter}"
+    show = "show both tokenizers: DraftModel(model, tokenizer=..., target_tokenizer=...)"
+    if num_target != num_drafter:
+        return Finding("vocabulary", "error", found, speed="generate() refuses the pair as it is", advice=show)
+    return Finding("vocabulary", "warning", found, speed="if ids differ in meaning, no draft is accepted", advice=show)
+
+
+def _other_map(target: Any, drafter: Any, different: list[str]) -> Finding:
+    theirs, ours = target.get_vocab(), drafter.get_vocab()
+    shown = [f"{token!r} ({theirs.get(token, 'no id')}, {ours.get(token, 'no id')})" for token in different[:_EXAMPLES]]
+    sizes = f"{len(theirs)} and {len(ours)} tokens"
+    if len(theirs) == len(ours):
+        sizes = f"both have {len(ours)} tokens, but not the same"
+    return Finding(
+        "vocabulary",
+        OTHER_MAP,
+        f"{sizes}: {len(different)} tokens have other ids (target, drafter), for example {', '.join(shown)}",
+        speed="drafted ids would mean something else to the target, which refuses them",
+        advice="use a drafter with the target's own tokenizer",
+    )
+
+
+def special_tokens(target: Side, drafter: Side) -> list[Finding]:
+    """BOS, EOS and padding, as the generation settings and the tokenizers say, and other markers."""
+    ours, theirs = _special_ids(drafter), _special_ids(target)
+    found = []
+    for name, meaning in (
+        ("eos", "the drafter does not stop where the target does, so drafts around the end of a text are refused"),
+        ("bos", "the drafter was trained on texts that begin otherwise, which may cost acceptance"),
+    ):
+        if ours[name] and theirs[name] and ours[name] != theirs[name]:
+            said = (
+                f"{name.upper()} is {_listed(theirs[name], target)} in the target, {_listed(ours[name], drafter)} in "
+            )
+            found.append(
+                Finding(
+                    "special tokens",
+                    "warning",
+                    f"{said}the drafter",
+                    correctness="none: a text ends and begins as the target's settings say",
+                    speed=meaning,
+                    advice="use a drafter trained in the target's format, or measure what it costs",
+                )
+            )
+    if found:
+        return found
+    pad = "; padding differs, which is masked" if ours["pad"] != theirs["pad"] and ours["pad"] and theirs["pad"] else ""
+    ends = _listed(theirs["eos"], target) if theirs["eos"] else "none"
+    return [Finding("special tokens", "ok", f"BOS and EOS agree (EOS: {ends}){pad}")]
+
+
+def _special_ids(side: Side) -> dict[str, frozenset[int]]:
+    """Ids by role: of the generation settings, else of the tokenizer."""
+    config = side.model.generation_config if side.model is not None else None
+    ids = {}
+    for name in ("bos", "eos", "pad"):
+        said = getattr(config, f"{name}_token_id", None)
+        said = getattr(side.tokenizer, f"{name}_token_id", None) if said is None else said
+        ids[name] = frozenset([said] if isinstance(said, int) else said or ())
+    return ids
+
+
+def _listed(ids: frozenset[int], side: Side) -> str:
+    if side.tokenizer is None:
+        return ", ".join(map(str, sorted(ids)))
+    return ", ".join(f"{side.tokenizer.convert_ids_to_tokens(index)!r} ({index})" for index in sorted(ids))
+
+
+# --- conversations ----------------------------------------------------------------------------------------
+
+
+def templates(target: Side, drafter: Side) -> list[Finding]:
+    """How both sides write the same texts and conversations, compared as ids."""
+    if target.tokenizer is None or drafter.tokenizer is None:
+        return []
+    found = [_encoding(target.tokenizer, drafter.tokenizer), _template(target, drafter)]
+    return [finding for finding in found if finding is not None]
+
+
+def _encoding(target: Any, drafter: Any) -> Finding | None:
+    """`None` if texts are cut alike."""
+    for text in TEXTS:
+        theirs, ours = (tokenizer(text, add_special_tokens=False).input_ids for tokenizer in (target, drafter))
+        if theirs != ours:
+            return Finding(
+                "encoding",
+                "warning",
+                f"the tokenizers cut {text!r} into {len(theirs)} and {len(ours)} tokens; "
+                f"{_first_difference(target, theirs, drafter, ours)}",
+                speed="the drafter reads the target's tokens, which are cut otherwise than those it was trained on",
+                advice="use a drafter with the target's own tokenizer, or measure what it costs",
+            )
+    return None
+
+
+def _template(target: Side, drafter: Side) -> Finding | None:
+    if target.tokenizer.chat_template is None:
+        return None
+    if drafter.tokenizer.chat_template is None:
+        if drafter.kind in HEADS:
+            return None
+        return Finding(
+            "chat template",
+            "warning",
+            "the target has a chat template, the drafter none",
+            speed="the drafter was probably never trained on conversations, so in them it is accepted less often",
+            advice="use an instruction-tuned drafter for conversations",
+        )
+    parted = [
+        f"{name}: {difference}"
+        for name, chat, told in CONVERSATIONS
+        if (difference := _difference(target.tokenizer, drafter.tokenizer, chat, told)) is not None
+    ]
+    if not parted:
+        return Finding("chat template", "ok", f"{len(CONVERSATIONS)} kinds of conversation are written alike")
+    return Finding(
+        "chat template",
+        "warning",
+        f"{len(parted)} of {len(CONVERSATIONS)} kinds of conversation are written differently; {'; '.join(parted)}",
+        speed="the drafter reads the target's format, which it was not trained on, and is accepted less often there",
+        advice="use a drafter trained in the target's format, or measure acceptance on your own conversations",
+    )
+
+
+def _difference(target: Any, drafter: Any, chat: list[dict[str, str]], told: dict[str, Any]) -> str | None:
+    """Where the two part; `None` if they write the same, or both refuse such a conversation."""
+    theirs, ours = _written(target, chat, told), _written(drafter, chat, told)
+    if theirs == ours:
+        return None
+    if theirs is None or ours is None:
+        return f"the {'target' if theirs is None else 'drafter'}'s template refuses it"
+    return _first_difference(target, theirs, drafter, ours)
+
+
+def _written(tokenizer: Any, chat: list[dict[str, str]], told: dict[str, Any]) -> list[int] | None:
+    """A conversation as ids; `None` if the template refuses it."""
+    try:
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **told)
+    except (TemplateError, TypeError, KeyError, ValueError, AttributeError):
+        return None
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _first_difference(target: Any, theirs: list[int], drafter: Any, ours: list[int]) -> str:
+    pairs = zip(theirs, ours, strict=False)
+    at = next((place for place, (left, right) in enumerate(pairs) if left != right), min(len(theirs), len(ours)))
+    shown = [
+        repr(str(tokenizer.decode(ids[at : at + 6]))) if at < len(ids) else "the end"
+        for tokenizer, ids in ((target, theirs), (drafter, ours))
+    ]
+    return f"from token {at} on the target has {shown[0]}, the drafter {shown[1]}"
