@@ -116,12 +116,12 @@ def _parsed(read: Read, name: str) -> dict[str, TensorInfo]:
         raise ValueError(f"{name} is damaged: it has no header.")
     try:
         found: dict[str, Any] = json.loads(read(8, 8 + length))
-        return {
-            tensor: TensorInfo(
-                said["dtype"], tuple(said["shape"]), *(8 + length + place for place in said["data_offsets"]), read=read
-            )
-            for tensor, said in found.items()
-            if tensor != "__metadata__"
-        }
+        found.pop("__metadata__", None)
+        return {tensor: _info(said, 8 + length, read) for tensor, said in found.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name} is damaged: its header cannot be read ({error!r}).") from error
+
+
+def _info(said: dict[str, Any], start_of_values: int, read: Read) -> TensorInfo:
+    start, stop = (start_of_values + place for place in said["data_offsets"])
+    return TensorInfo(said["dtype"], tuple(said["shape"]), start, stop, read)

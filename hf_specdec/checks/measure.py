@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -78,6 +79,7 @@ def _prompts(target: PreTrainedModel, tokenizer: Any, batch: int) -> dict[str, T
         size = host.vocabulary_size(target)
         return {"input_ids": (torch.arange(32, device=device) * 7 % size).repeat(batch, 1)}
     chats = [[{"role": "user", "content": _QUESTIONS[row % len(_QUESTIONS)]}] for row in range(batch)]
+    tokenizer = copy.deepcopy(tokenizer)  # the caller's own keeps its side
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -88,8 +90,9 @@ def _generate(target: PreTrainedModel, inputs: dict[str, Tensor], num_tokens: in
     """Seconds of a greedy call that writes so many tokens, past any end."""
     start = time.perf_counter()
     settings = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    plain: Any = type(target)
     with torch.no_grad():
-        output: Any = type(target).generate(target, **inputs, **settings, **arguments)  # type: ignore[arg-type]
+        output = plain.generate(target, **inputs, **settings, **arguments)
         output[0, -1].item()  # waits for the device
     return time.perf_counter() - start
 

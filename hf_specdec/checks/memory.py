@@ -24,9 +24,7 @@ def bill(target: Side, drafters: list[Side], context: int | None, batch: int) ->
     length = context or host.max_positions(target.model) or 2048
     target_dtype = target.dtype or torch.bfloat16
     theirs = [_cache(target, 1, target_dtype), _cache(target, length, target_dtype)]
-    ours = [
-        _total(_cache(side, count, _dtype_in_use(side, target_dtype)) for side in drafters) for count in (1, length)
-    ]
+    ours = [_drafters_caches(drafters, count, target_dtype) for count in (1, length)]
     return Bill(
         target_weights=target.num_bytes,
         drafter_weights=_total(_weights_in_use(side, target) for side in drafters),
@@ -38,6 +36,10 @@ def bill(target: Side, drafters: list[Side], context: int | None, batch: int) ->
         drafter_cache=_times(ours[1], batch),
         memory=_memory(target),
     )
+
+
+def _drafters_caches(drafters: list[Side], length: int, target: torch.dtype) -> int | None:
+    return _total(_cache(side, length, _dtype_in_use(side, target)) for side in drafters)
 
 
 def _dtype_in_use(side: Side, target: torch.dtype) -> torch.dtype:
@@ -56,15 +58,14 @@ def _cache(side: Side, length: int, dtype: torch.dtype) -> int | None:
     if side.kind == "strategy":
         return 0
     if side.head is not None:
-        width = side.head.num_kv_heads * side.head.head_dim
-        return 2 * width * dtype.itemsize * length * len(side.head.layers)
+        return 2 * side.head.num_kv_heads * side.head.head_dim * dtype.itemsize * length * len(side.head.layers)
     if side.model is None:
         return None
     config = side.model.config.get_text_config(decoder=True)
     windows: list[int | None] = host.windows(host.new_cache(side.model)) or [None] * host.num_layers(side.model)
     slots = sum(min(length, window or length) for window in windows)
-    width = _width(config)
-    return None if width is None else width * dtype.itemsize * slots
+    numbers = _width(config)
+    return None if numbers is None else numbers * dtype.itemsize * slots
 
 
 def _width(config: Any) -> int | None:

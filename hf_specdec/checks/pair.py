@@ -67,9 +67,7 @@ def rollback(target: Side, batch: int) -> Finding:
         cache = host.new_cache(target.model)
         host.refuse_cache(cache, is_filled=False)
     except ValueError as reason:
-        return Finding(
-            "cache", "error", str(reason), "it could not be kept", "generate() refuses", "use another target"
-        )
+        return Finding("cache", "error", str(reason), "it would change", "generate() refuses", "use another one")
     if batch > 1 and not (host.can_be_ragged(cache) and host.accepts_position_ids(target.model)):
         return Finding(
             "cache",
@@ -107,9 +105,7 @@ def settings(target: Side) -> Finding:
     try:
         host.refuse_settings(read)
     except ValueError as reason:
-        return Finding(
-            "generation settings", "error", str(reason), "it could not be kept", "generate() refuses", "do so"
-        )
+        return Finding("settings", "error", str(reason), "it would change", "generate() refuses", "as said")
     shaping = [f"{name}={read(name)}" for name in _PENALTIES if read(name) not in (None, 0, 1, 1.0)]
     if read("do_sample"):
         shaping += [f"{name}={read(name)}" for name in _WARPERS if read(name) is not None]
@@ -117,9 +113,9 @@ def settings(target: Side) -> Finding:
             shaping.append(f"top_k={_HOST_TOP_K} (the host's default)")
     way = "samples" if read("do_sample") else "decodes greedily"
     if not shaping:
-        return Finding("generation settings", "ok", f"the target {way} by default")
+        return Finding("settings", "ok", f"the target {way} by default")
     return Finding(
-        "generation settings",
+        "settings",
         "ok",
         f"the target {way} by default, with {', '.join(shaping)}",
         correctness="the law that is kept is the one after these settings, as in plain generation",

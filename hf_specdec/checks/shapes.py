@@ -124,7 +124,7 @@ def context(target: Side, drafter: Side, num_tokens: int | None) -> list[Finding
                 "warning",
                 f"the drafter reads {own} tokens; {_length(wanted)}",
                 speed=f"beyond {own} tokens nothing is drafted, and generation is as fast as plain",
-                advice="for longer texts use a drafter of longer context, or add one that copies: Auto([Suffix(), model])",
+                advice="beyond that use a drafter of longer context, or add one that copies: Auto([Suffix(), model])",
             )
         )
     else:

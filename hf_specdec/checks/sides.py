@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from hf_specdec import host
-from hf_specdec.checkpoints import inspect_head, recognise
 from hf_specdec.checkpoints import files as checkpoint
+from hf_specdec.checkpoints import inspect_head, recognise
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
 from hf_specdec.heads import EagleConfig, EagleHead
 
@@ -193,12 +193,12 @@ def _tensors_of_head(location: str) -> tuple[dict[str, Tensor], int | None, tupl
         tensors = checkpoint.read_tensors(location)
         return tensors, sum(tensor.nbytes for tensor in tensors.values()), ()
     tensors = {name: info.without_values() for name, info in headers.items()}
-    maps = [name for name in tensors if name.removeprefix("model.") in _MAPS]
-    found = {name: headers[name].values() for name in maps}
-    if None in found.values():  # nothing is said about ids then: offsets of zero fit any head
-        found = {name: torch.zeros(tensors[name].shape, dtype=torch.long) for name in maps if name.endswith("d2t")}
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in maps}
-    unread = tuple(sorted(set(maps) - tensors.keys()))
+    maps = {name: headers[name].values() for name in tensors if name.removeprefix("model.") in _MAPS}
+    unread = tuple(sorted(name for name, values in maps.items() if values is None))
+    if unread:  # nothing is said about ids then: offsets of zero fit any head
+        maps = {name: torch.zeros(headers[name].shape, dtype=torch.long) for name in maps if name.endswith("d2t")}
+    found = {name: values for name, values in maps.items() if values is not None}
+    tensors = {name: tensor for name, tensor in tensors.items() if name.removeprefix("model.") not in _MAPS}
     return tensors | found, sum(info.num_bytes for info in headers.values()), unread
 
 
@@ -207,8 +207,9 @@ def _tensors_of_head(location: str) -> tuple[dict[str, Tensor], int | None, tupl
 
 def _tokenizer_of(model: PreTrainedModel) -> Any:
     """The tokenizer from where a model was loaded; `None` if it is not there."""
-    is_somewhere = model.name_or_path and (Path(model.name_or_path).is_dir() or model.name_or_path.count("/") == 1)
-    return _tokenizer_at(model.name_or_path, trust_remote_code=False) if is_somewhere else None
+    location = model.name_or_path or ""
+    is_somewhere = location and (Path(location).is_dir() or location.count("/") == 1)
+    return _tokenizer_at(location, trust_remote_code=False) if is_somewhere else None
 
 
 def _tokenizer_at(location: str, trust_remote_code: bool) -> Any:
