@@ -11,7 +11,7 @@ from hf_specdec.checks.pair import findings_on
 from hf_specdec.checks.sides import Side, drafter_sides, target_side
 from hf_specdec.drafters import DraftModel
 from hf_specdec.generation import resolve_assistant
-from hf_specdec.loading import load_model, load_target
+from hf_specdec.loading import load_model, placement
 from hf_specdec.options import check_count
 
 
@@ -70,7 +70,7 @@ def check(
 def _measured(
     target: Any, theirs: Side, drafter: Any, ours: list[Side], batch: int, dtype: str, device: str | None
 ) -> Measurement:
-    model = load_target(target, dtype, device)[0] if isinstance(target, str) else theirs.model
+    model = load_model(target, *placement(dtype, device)) if isinstance(target, str) else theirs.model
     if len(ours) == 1 and ours[0].kind == "causal-lm" and isinstance(drafter, str):
         # Both tokenizers are known here, so that output layers padded to different sizes can be served.
         opened = load_model(drafter, model.dtype, model.device)

@@ -213,13 +213,13 @@ def _tokenizer_of(model: PreTrainedModel) -> Any:
 
 
 def _tokenizer_at(location: str, trust_remote_code: bool) -> Any:
-    """The tokenizer of a folder or repository; `None` if it has none that can be opened here."""
-    try:
-        if all(checkpoint.fetch(location, name) is None for name in _TOKENIZER_FILES):
-            return None
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
-    except (OSError, KeyError, ValueError, ImportError):
+    """The tokenizer of a folder or repository; `None` if it has none."""
+    if all(checkpoint.fetch(location, name) is None for name in _TOKENIZER_FILES):
         return None
+    try:
+        return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
+    except (OSError, KeyError, ValueError, ImportError) as error:
+        raise ValueError(f"The tokenizer of {location} could not be opened: {error}") from error
 
 
 def _unwrapped(model: Any) -> Any:

@@ -80,10 +80,11 @@ def _other_map(target: Any, drafter: Any, different: list[str]) -> Finding:
     sizes = f"{len(theirs)} and {len(ours)} tokens"
     if len(theirs) == len(ours):
         sizes = f"both have {len(ours)} tokens, but not the same"
+    count = "1 token has another id" if len(different) == 1 else f"{len(different)} tokens have other ids"
     return Finding(
         "vocabulary",
         OTHER_MAP,
-        f"{sizes}: {len(different)} tokens have other ids (target, drafter), for example {', '.join(shown)}",
+        f"{sizes}: {count} (target, drafter), for example {', '.join(shown)}",
         speed="drafted ids would mean something else to the target, which refuses them",
         advice="use a drafter with the target's own tokenizer",
     )
@@ -192,22 +193,25 @@ def _template(target: Side, drafter: Side) -> Finding | None:
 
 
 def _difference(target: Any, drafter: Any, chat: list[dict[str, str]], told: dict[str, Any]) -> str | None:
-    """Where the two part; `None` if they write the same, or both refuse such a conversation."""
+    """Where the two part; `None` if they write the same, or both refuse such a conversation.
+
+    Both texts are cut by the target's tokenizer, since its tokens are what the drafter will read.
+    """
     theirs, ours = _written(target, chat, told), _written(drafter, chat, told)
     if theirs == ours:
         return None
     if theirs is None or ours is None:
         return f"the {'target' if theirs is None else 'drafter'}'s template refuses it"
-    return _first_difference(target, theirs, drafter, ours)
+    ids = [target(text, add_special_tokens=False).input_ids for text in (theirs, ours)]
+    return _first_difference(target, ids[0], target, ids[1])
 
 
-def _written(tokenizer: Any, chat: list[dict[str, str]], told: dict[str, Any]) -> list[int] | None:
-    """A conversation as ids; `None` if the template refuses it."""
+def _written(tokenizer: Any, chat: list[dict[str, str]], told: dict[str, Any]) -> str | None:
+    """A conversation as text; `None` if the template refuses it."""
     try:
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **told)
+        return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **told))
     except (TemplateError, TypeError, KeyError, ValueError, AttributeError):
         return None
-    return tokenizer(text, add_special_tokens=False).input_ids
 
 
 def _first_difference(target: Any, theirs: list[int], drafter: Any, ours: list[int]) -> str:
