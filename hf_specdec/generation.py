@@ -360,8 +360,7 @@ def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer
     host.refuse_target(target)
     host.refuse_settings(read)
     drafter.check(target, tokenizer)
-    if target not in drafter.known_targets:
-        _introduce(target, drafter, tokenizer)
+    _introduce(target, drafter, tokenizer)
     if is_synced:
         drafter.check_synced()
         if (read("guidance_scale") or 1) != 1:
@@ -378,7 +377,6 @@ def _introduce(target: Any, drafter: Drafter, tokenizer: Any) -> None:
         raise ValueError(f"The drafter does not fit the target. {' '.join(errors)}")
     for finding in found:
         logger.warning_once(f"The drafter fits the target, but not perfectly. {finding}")
-    drafter.known_targets.add(target)
 
 
 def _take_over_tokenizer_work(target: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

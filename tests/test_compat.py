@@ -202,7 +202,7 @@ PAIRS = {
         "trained for", "error", "made for the tokenizer abcabcabcabc",
     ),
     "another target recorded": (
-        lambda p: p.settings("drafter", base_model_name_or_path="org/Other-7B"),
+        lambda p: p.settings("drafter", target_model_name_or_path="org/Other-7B"),
         "trained for", "warning", "trained for org/Other-7B, the target is",
     ),
     "a format that is not supported": (
@@ -407,9 +407,10 @@ def test_generate_warns_once_of_a_new_pair(warnings, monkeypatch):
 def test_later_calls_are_not_checked_again(monkeypatch):
     target, drafter = hf_specdec.enable(tiny()), DraftModel(tiny(seed=1))
     calls = []
-    monkeypatch.setattr("hf_specdec.generation.first_meeting", lambda *given: calls.append(given) or [])
+    monkeypatch.setattr("hf_specdec.checks.pair._at_first_sight", lambda *given: calls.append(given) or [])
     for _ in range(3):
         target.generate(prompts(1)[0], assistant=drafter, max_new_tokens=3)
+        target.generate(prompts(1)[0], assistant=drafter.model, max_new_tokens=3)
         target.generate(prompts(1)[0], assistant=False, custom_generate=hf_specdec.speculate(drafter), max_new_tokens=3)
     assert len(calls) == 1
 

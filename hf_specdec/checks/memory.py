@@ -48,7 +48,8 @@ def _dtype_in_use(side: Side, target: torch.dtype) -> torch.dtype:
 
 
 def _weights_in_use(side: Side, target: Side) -> int | None:
-    if side.is_loaded or side.num_bytes is None or side.dtype is None or target.dtype is None:
+    is_kept = side.is_loaded or "quantization_config" in side.settings
+    if is_kept or side.num_bytes is None or side.dtype is None or target.dtype is None:
         return side.num_bytes
     return side.num_bytes * target.dtype.itemsize // side.dtype.itemsize
 

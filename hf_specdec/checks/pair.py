@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from transformers import PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.checks import shapes, tokenizers
 from hf_specdec.checks.findings import Finding
-from hf_specdec.checks.sides import Side, side_of_drafter, side_of_model
+from hf_specdec.checks.sides import Side, side_of_drafter, side_of_model, weights_of
 from hf_specdec.drafters import Drafter
 
 _PENALTIES = ("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "guidance_scale")
 _WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 _HOST_TOP_K = 50
+
+# Which weights have drafted for a target before. All references are weak, so that models can be freed.
+_MET: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 
 
 def findings_on(target: Side, drafters: list[Side], context: int | None = None, batch: int = 1) -> list[Finding]:
@@ -127,25 +131,38 @@ def settings(target: Side) -> Finding:
 def first_meeting(target: PreTrainedModel, drafter: Drafter, tokenizer: Any = None) -> list[Finding]:
     """The cheap part, for a call of `generate`: what costs speed and shows without opening anything.
 
-    What cannot be served is refused by the drafter itself, call by call; here nothing is an error that it accepts.
+    Most of what cannot be served is refused by the drafter itself, call by call.
 
     Args:
         target: the model about to generate.
         drafter: the assistant.
         tokenizer: the target's, if the call knows it.
+
+    Returns:
+        What is not "ok". Nothing for weights that the target has met before, unless there was an error.
     """
     found: list[Finding] = []
+    met = _MET.setdefault(target, WeakSet())
     for arm in drafter.arms:
-        known = getattr(arm, "target_tokenizer", None) or tokenizer
-        ours, theirs = side_of_drafter(arm), side_of_model(target, "causal-lm", known)
-        if ours.kind == "strategy":
+        weights = weights_of(arm)
+        key = weights if getattr(arm, "tokenizer", None) is None else arm  # with a tokenizer there is more to see
+        if weights is None or key in met:
             continue
-        looked_at: list[Finding | None] = [
-            *_markers(theirs, ours),
-            *tokenizers.templates(theirs, ours),
-            *shapes.context(theirs, ours, None),
-            shapes.dtype_and_device(theirs, ours),
-            shapes.made_for(theirs, ours),
-        ]
-        found += [finding for finding in looked_at if finding is not None and finding.level != "ok"]
+        noticed = _at_first_sight(target, arm, tokenizer)
+        if all(finding.level != "error" for finding in noticed):
+            met.add(key)
+        found += noticed
     return found
+
+
+def _at_first_sight(target: PreTrainedModel, arm: Drafter, tokenizer: Any) -> list[Finding]:
+    known = getattr(arm, "target_tokenizer", None) or tokenizer
+    ours, theirs = side_of_drafter(arm), side_of_model(target, "causal-lm", known)
+    looked_at: list[Finding | None] = [
+        *_markers(theirs, ours),
+        *tokenizers.templates(theirs, ours),
+        *shapes.context(theirs, ours, None),
+        shapes.dtype_and_device(theirs, ours),
+        shapes.made_for(theirs, ours),
+    ]
+    return [finding for finding in looked_at if finding is not None and finding.level != "ok"]

@@ -9,7 +9,8 @@ from hf_specdec.checks.findings import Finding
 from hf_specdec.checks.sides import HEADS, Side
 from hf_specdec.vocabulary import tokenizer_fingerprint
 
-_BASES = ("base_model_name_or_path", "target_model_name_or_path", "base_model", "target_model", "target_model_name")
+_TARGETS = ("target_model_name_or_path", "target_model_name", "target_model")
+_BASES = ("base_model_name_or_path", "base_model")  # of a head its target, of a model what it was tuned from
 
 
 def kind(target: Side, drafter: Side) -> Finding:
@@ -58,7 +59,7 @@ def _size(model: Any) -> str:
 
 def made_for(target: Side, drafter: Side) -> Finding | None:
     """The target that a drafter says it was trained for; `None` where nothing is recorded or to be expected."""
-    name, revision, fingerprint = _recorded(drafter.settings)
+    name, revision, fingerprint = _recorded(drafter)
     if fingerprint is not None and target.tokenizer is not None:
         own = tokenizer_fingerprint(target.tokenizer)
         if own != fingerprint:
@@ -95,10 +96,12 @@ def made_for(target: Side, drafter: Side) -> Finding | None:
     return Finding("trained for", "ok", said)
 
 
-def _recorded(settings: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+def _recorded(drafter: Side) -> tuple[str | None, str | None, str | None]:
     """Name, revision and tokenizer fingerprint of the target, where they are recorded."""
+    settings = drafter.settings
+    keys = (*_TARGETS, *_BASES) if drafter.kind in HEADS else _TARGETS
     verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
-    name = verifier.get("name_or_path") or next((settings[key] for key in _BASES if settings.get(key)), None)
+    name = verifier.get("name_or_path") or next((settings[key] for key in keys if settings.get(key)), None)
     revision = settings.get("target_revision") or verifier.get("revision")
     return name, revision, settings.get("tokenizer_fingerprint")
 

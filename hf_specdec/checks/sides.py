@@ -99,16 +99,21 @@ def side_of_drafter(arm: Drafter, tokenizer: Any = None, may_open: bool = False)
         tokenizer: its tokenizer, where it holds none.
         may_open: whether a tokenizer that nobody gave may be opened from where the model came from.
     """
-    part = getattr(arm, "model", None)
-    head = part if isinstance(part, EagleHead) else getattr(arm, "head", None)
-    if isinstance(head, EagleHead):
-        kind = "eagle" if head.config.mask_token_id is None else "parallel-head"
-        return Side(arm.name, kind, head=head.config, num_bytes=_bytes_of(head), dtype=head.dtype)
-    if isinstance(part, PreTrainedModel):
+    weights = weights_of(arm)
+    if isinstance(weights, EagleHead):
+        kind = "eagle" if weights.config.mask_token_id is None else "parallel-head"
+        return Side(arm.name, kind, head=weights.config, num_bytes=_bytes_of(weights), dtype=weights.dtype)
+    if weights is not None:
         kind = "causal-lm" if isinstance(arm, DraftModel) else "parallel-model"
         known = getattr(arm, "tokenizer", None) or tokenizer
-        return side_of_model(part, kind, known or (_tokenizer_of(part) if may_open else None))
+        return side_of_model(weights, kind, known or (_tokenizer_of(weights) if may_open else None))
     return Side(arm.name, "strategy", num_bytes=0)
+
+
+def weights_of(arm: Drafter) -> EagleHead | PreTrainedModel | None:
+    """The head or the model that a drafter drafts with; `None` if it needs none."""
+    parts = (getattr(arm, "head", None), getattr(arm, "model", None))
+    return next((part for part in parts if isinstance(part, EagleHead | PreTrainedModel)), None)
 
 
 def side_of_model(model: PreTrainedModel, kind: str, tokenizer: Any = None) -> Side:

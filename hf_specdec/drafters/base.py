@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -166,7 +166,6 @@ class Drafter(ABC):
         reads_states: whether its sessions look at hidden states of the target; such a call is not compiled.
         options: the options given to the drafter itself; those of a call override them.
         stats: counts and seconds of the calls whose assistant it was; of an arm of `Auto`, see the calls' own.
-        known_targets: targets that it has been checked with.
     """
 
     name: ClassVar[str]
@@ -179,7 +178,6 @@ class Drafter(ABC):
         self.options = options or SpeculationOptions()
         self.stats = SharedStats()
         self._experience: WeakKeyDictionary[PreTrainedModel, Experience] = WeakKeyDictionary()
-        self.known_targets: WeakSet[PreTrainedModel] = WeakSet()
 
     @property
     def arms(self) -> tuple[Drafter, ...]:
@@ -207,10 +205,10 @@ class Drafter(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # Experience belongs to a machine and a target in memory.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_experience", "known_targets")}
+        return {name: value for name, value in self.__dict__.items() if name != "_experience"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _experience=WeakKeyDictionary(), known_targets=WeakSet())
+        self.__dict__.update(state, _experience=WeakKeyDictionary())
 
 
 def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:
