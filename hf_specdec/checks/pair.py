@@ -43,11 +43,13 @@ def _of_drafter(target: Side, drafter: Side, context: int | None, batch: int) ->
     if drafter.problem is None and drafter.model is not None:
         found.append(_drafters_cache(drafter, batch))
     if drafter.kind != "unknown" and not target.model.config.is_encoder_decoder:
-        found.append(_vocabulary(target, drafter))
+        found.append(shared := _vocabulary(target, drafter))
+        if shared.level != "error":
+            found.append(tokenizers.encoding(target, drafter))
     found += [
         shapes.made_for(target, drafter),
         *_markers(target, drafter),
-        *tokenizers.templates(target, drafter),
+        tokenizers.template(target, drafter),
         *shapes.context(target, drafter, context),
         shapes.dtype_and_device(target, drafter),
     ]
@@ -160,7 +162,8 @@ def _at_first_sight(target: PreTrainedModel, arm: Drafter, tokenizer: Any) -> li
     ours, theirs = side_of_drafter(arm), side_of_model(target, "causal-lm", known)
     looked_at: list[Finding | None] = [
         *_markers(theirs, ours),
-        *tokenizers.templates(theirs, ours),
+        tokenizers.encoding(theirs, ours),
+        tokenizers.template(theirs, ours),
         *shapes.context(theirs, ours, None),
         shapes.dtype_and_device(theirs, ours),
         shapes.made_for(theirs, ours),

@@ -139,32 +139,29 @@ def _listed(ids: frozenset[int], side: Side) -> str:
 # --- conversations ----------------------------------------------------------------------------------------
 
 
-def templates(target: Side, drafter: Side) -> list[Finding]:
-    """How both sides write the same texts and conversations, compared as ids."""
+def encoding(target: Side, drafter: Side) -> Finding | None:
+    """Whether tokenizers of one map cut texts alike; `None` if they do, or one is not known."""
     if target.tokenizer is None or drafter.tokenizer is None:
-        return []
-    found = [_encoding(target.tokenizer, drafter.tokenizer), _template(target, drafter)]
-    return [finding for finding in found if finding is not None]
-
-
-def _encoding(target: Any, drafter: Any) -> Finding | None:
-    """`None` if texts are cut alike."""
+        return None
     for text in TEXTS:
-        theirs, ours = (tokenizer(text, add_special_tokens=False).input_ids for tokenizer in (target, drafter))
+        theirs, ours = (
+            tokenizer(text, add_special_tokens=False).input_ids for tokenizer in (target.tokenizer, drafter.tokenizer)
+        )
         if theirs != ours:
             return Finding(
                 "encoding",
                 "warning",
                 f"the tokenizers cut {text!r} into {len(theirs)} and {len(ours)} tokens; "
-                f"{_first_difference(target, theirs, drafter, ours)}",
+                f"{_first_difference(target.tokenizer, theirs, drafter.tokenizer, ours)}",
                 speed="the drafter reads the target's tokens, which are cut otherwise than those it was trained on",
                 advice="use a drafter with the target's own tokenizer, or measure what it costs",
             )
     return None
 
 
-def _template(target: Side, drafter: Side) -> Finding | None:
-    if target.tokenizer.chat_template is None:
+def template(target: Side, drafter: Side) -> Finding | None:
+    """Whether both sides write the same conversations; `None` where there is nothing to compare."""
+    if target.tokenizer is None or drafter.tokenizer is None or target.tokenizer.chat_template is None:
         return None
     if drafter.tokenizer.chat_template is None:
         if drafter.kind in HEADS:
