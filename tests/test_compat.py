@@ -371,6 +371,8 @@ def test_a_head_in_memory(tmp_path):
     drafter = Eagle(load_head(heads.write(tmp_path, *heads.eagle3()), target))
     report = check(target, drafter)
     assert report.level == "ok" and "taps 2, 4, 5" in str(report)
+    other = tiny(num_hidden_layers=heads.DEPTH, hidden_size=48)
+    assert "wide" in check(other, drafter).errors[0].found
 
 
 def test_weights_in_a_wider_dtype_are_pointed_out(base):

@@ -45,7 +45,8 @@ def measure(target: PreTrainedModel, drafter: Drafter, tokenizer: Any = None, ba
     inputs = _prompts(target, tokenizer, batch)
     plain = _plain_seconds(target, inputs)
     by_length = {length: _rounds(target, drafter, inputs, length) for length in LENGTHS}
-    seconds = {length: _seconds(stats) for length, stats in by_length.items()}
+    is_queued = inputs["input_ids"].device.type != "cpu"
+    seconds = {length: _seconds(stats, is_queued) for length, stats in by_length.items()}
     line = RoundSeconds(slope=0.1)
     for length in LENGTHS * _REPEATS:  # a single measurement of a width might not count
         line.add(length, seconds[length]["round"])
@@ -115,12 +116,12 @@ def _rounds(target: PreTrainedModel, drafter: Drafter, inputs: dict[str, Tensor]
     return min(runs, key=lambda stats: sum(stats.seconds.values()) - stats.seconds["prefill"])
 
 
-def _seconds(stats: SpecStats) -> dict[str, float]:
-    """Seconds of a round, and of its parts; what waits for an accelerator counts as verifying."""
+def _seconds(stats: SpecStats, is_queued: bool) -> dict[str, float]:
+    """Seconds of a round, and of its parts; where passes are queued, waiting for them counts as verifying."""
     passes = max(1, stats.target_passes - stats.calls)
-    draft, rest = stats.seconds["draft"], stats.seconds["accept"] + stats.seconds["bookkeeping"]
-    verify = stats.seconds["verify"]
-    return {"draft": draft / passes, "verify": verify / passes, "round": (draft + verify + rest) / passes}
+    draft, verify = stats.seconds["draft"], stats.seconds["verify"] + is_queued * stats.seconds["accept"]
+    whole = sum(stats.seconds.values()) - stats.seconds["prefill"]
+    return {"draft": draft / passes, "verify": verify / passes, "round": whole / passes}
 
 
 def _survival(acceptance: list[float | None]) -> list[float]:

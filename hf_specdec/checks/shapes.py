@@ -15,11 +15,12 @@ _BASES = ("base_model_name_or_path", "base_model")  # of a head its target, of a
 
 def kind(target: Side, drafter: Side) -> Finding:
     """What the drafter is, and whether it can be opened for this kind of target."""
-    if drafter.problem is not None:
+    problem = drafter.problem or _refusal(target, drafter)
+    if problem is not None:
         advice = "use the target it was made for, or another drafter"
-        return Finding("drafter", "error", drafter.problem, speed="generate() refuses it", advice=advice)
+        return Finding("drafter", "error", problem, speed="generate() refuses it", advice=advice)
     if drafter.kind == "strategy":
-        return Finding("drafter", "ok", f"{drafter.name!r} has no weights: it fits every target")
+        return Finding("drafter", "ok", f"{drafter.name!r} has no weights of its own, and fits this target")
     is_bound = drafter.kind in HEADS or drafter.kind == "parallel-model"
     if target.model.config.is_encoder_decoder and is_bound:
         return Finding(
@@ -32,6 +33,17 @@ def kind(target: Side, drafter: Side) -> Finding:
     if drafter.head is not None:
         return _head(drafter)
     return Finding("drafter", "ok", f"{type(drafter.model).__name__}, {_size(drafter.model)} ({drafter.kind})")
+
+
+def _refusal(target: Side, drafter: Side) -> str | None:
+    """Why a drafter in memory refuses the target; `None` if it does not, or its weights cannot be bound yet."""
+    if drafter.arm is None or (drafter.head is not None and not target.is_loaded):
+        return None
+    try:
+        drafter.arm.check(target.model, target.tokenizer)
+    except ValueError as reason:
+        return str(reason)
+    return None
 
 
 def _head(drafter: Side) -> Finding:

@@ -37,6 +37,7 @@ class Side:
         dtype: of its weights, if known.
         problem: why it cannot be opened at all.
         unread: tensors of a head that say which ids it has and could not be read, their file being cut short.
+        arm: the drafter itself, if it is a strategy or holds a head.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Side:
     dtype: torch.dtype | None = None
     problem: str | None = None
     unread: tuple[str, ...] = ()
+    arm: Drafter | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -102,12 +104,12 @@ def side_of_drafter(arm: Drafter, tokenizer: Any = None, may_open: bool = False)
     weights = weights_of(arm)
     if isinstance(weights, EagleHead):
         kind = "eagle" if weights.config.mask_token_id is None else "parallel-head"
-        return Side(arm.name, kind, head=weights.config, num_bytes=_bytes_of(weights), dtype=weights.dtype)
+        return Side(arm.name, kind, head=weights.config, num_bytes=_bytes_of(weights), dtype=weights.dtype, arm=arm)
     if weights is not None:
         kind = "causal-lm" if isinstance(arm, DraftModel) else "parallel-model"
         known = getattr(arm, "tokenizer", None) or tokenizer
         return side_of_model(weights, kind, known or (_tokenizer_of(weights) if may_open else None))
-    return Side(arm.name, "strategy", num_bytes=0)
+    return Side(arm.name, "strategy", num_bytes=0, arm=arm)
 
 
 def weights_of(arm: Drafter) -> EagleHead | PreTrainedModel | None:
