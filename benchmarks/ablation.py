@@ -84,14 +84,21 @@ SETTINGS = {
     "suffix, factor 1, own text": Setting(suffix(max_cached_requests=0)),
     "suffix, factor 5, own text": Setting(suffix(max_cached_requests=0, max_spec_factor=5.0)),
     "suffix, scheduled, own text": Setting(suffix(max_cached_requests=0), is_scheduled=True),
-    "suffix, factor 1 (vLLM's)": Setting(suffix()),
+    "suffix, factor 1": Setting(suffix()),
     "suffix, scheduled (suffix)": Setting(suffix(), is_scheduled=True),
+    "suffix chains, factor 1, own text": Setting(suffix(max_cached_requests=0, branches=False)),
+    "suffix chains, scheduled, own text": Setting(suffix(max_cached_requests=0, branches=False), is_scheduled=True),
+    "suffix chains, factor 1 (vLLM's)": Setting(suffix(branches=False)),
+    "suffix chains, scheduled": Setting(suffix(branches=False), is_scheduled=True),
     **{
         f"token recycling, {nodes} nodes": Setting(lambda nodes=nodes: TokenRecycling(num_draft_tokens=nodes))
         for nodes in (4, 8, 16, 32)
     },
     "scheduled, token recycling": Setting(TokenRecycling, is_scheduled=True),
     "auto, suffix and prompt lookup": Setting(lambda: Auto([Suffix(), PromptLookup()]), is_scheduled=True),
+    "auto, suffix chains and recycling": Setting(
+        lambda: Auto([Suffix(branches=False), TokenRecycling()]), is_scheduled=True
+    ),
     "auto, suffix and recycling": Setting(lambda: Auto([Suffix(), TokenRecycling()]), is_scheduled=True),
     "auto, all three": Setting(lambda: Auto([Suffix(), PromptLookup(), TokenRecycling()]), is_scheduled=True),
 }
@@ -156,7 +163,7 @@ def successors(model: Any, entry: dict, top_k: int = 8) -> list:
     text = torch.tensor([entry["prompt"] + entry["answer"]], device=model.device)
     logits = model(text, logits_to_keep=len(entry["answer"]) + 1).logits[0].float()
     ids, probs = likeliest(logits, top_k)
-    return [ids.tolist(), probs.round(4).tolist()]
+    return [ids.tolist(), probs.round(decimals=4).tolist()]
 
 
 @torch.no_grad()

@@ -8,10 +8,13 @@ from hf_specdec.drafters import (
     DraftModel,
     DraftTree,
     Eagle,
+    EarlyExit,
+    ExitEstimate,
     ParallelDraft,
     PromptLookup,
     Suffix,
     TokenRecycling,
+    best_exit_layer,
 )
 from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
 from hf_specdec.hub import drafter_from, load_drafter
@@ -29,6 +32,8 @@ __all__ = [
     "DraftTree",
     "DraftVocabularyLogitsProcessor",
     "Eagle",
+    "EarlyExit",
+    "ExitEstimate",
     "Finding",
     "ParallelDraft",
     "PromptLookup",
@@ -36,6 +41,7 @@ __all__ = [
     "Suffix",
     "TokenRecycling",
     "as_candidate_generator",
+    "best_exit_layer",
     "check",
     "disable",
     "enable",

@@ -61,6 +61,8 @@ class Draft:
         drawn: in a draft of several drafters, the rows that `probs` speaks of, shape (B,); the others are point masses.
             `None` means all rows if there are `probs`.
         arms: which of several drafters drafted for every row, `None` for nobody; only the statistics read it.
+        is_read_ahead: whether the target's first layers have read the rows' last tokens and all columns of `tokens`
+            while drafting (`CachedModel.read_ahead`), so that the others may go on from there.
     """
 
     tokens: Tensor
@@ -69,6 +71,7 @@ class Draft:
     drawn: Tensor | None = None
     arms: list[str | None] | None = None
     parents: Tensor | None = None
+    is_read_ahead: bool = False
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device | str = "cpu") -> Draft:
@@ -97,6 +100,7 @@ class Draft:
         if parents is None or all(row is None for row in parents):
             return draft
         rows = [list(range(-1, len(c) - 1)) if p is None else p for p, c in zip(parents, copies, strict=True)]
+        rows = [[*row, *range(len(row) - 1, width - 1)] for row in rows]  # padding follows the token before it
         return replace(draft, parents=_padded(rows, width, -1, device))
 
     @property
@@ -116,8 +120,10 @@ class Draft:
             return self
         pad = torch.nn.functional.pad
         probs = None if self.probs is None else pad(self.probs, (0, 0, 0, missing))
-        parents = None if self.parents is None else pad(self.parents, (0, missing), value=-1)
-        return replace(self, tokens=pad(self.tokens, (0, missing)), probs=probs, parents=parents)
+        widened = replace(self, tokens=pad(self.tokens, (0, missing)), probs=probs, parents=None)
+        if self.parents is None:
+            return widened
+        return replace(widened, parents=torch.cat([self.parents, widened.known_parents()[:, self.width :]], dim=1))
 
     def known_parents(self) -> Tensor:
         """The parents, of a chain too; shape (B, N)."""
@@ -126,7 +132,7 @@ class Draft:
     def first_path(self) -> Draft:
         """The chain of a tree's first tokens: the first one, the first that follows it, and so on.
 
-        For passes that cannot mask a tree.
+        For passes that cannot mask a tree. Waits for the device, so that no column is read in vain.
         """
         if self.parents is None:
             return self
@@ -136,7 +142,9 @@ class Draft:
         is_on_path = self.unbroken(is_first)
         path = torch.argsort(~is_on_path, dim=1, stable=True)
         lengths = torch.where(self.lengths < 0, self.lengths, is_on_path.sum(dim=1))
-        return replace(self, tokens=self.tokens.gather(1, path), lengths=lengths, parents=None)
+        width = int(is_on_path.sum(dim=1).amax()) if self.width else 0
+        probs = None if self.probs is None else self.probs[:, :width]  # of chains, whose tokens stay where they are
+        return replace(self, tokens=self.tokens.gather(1, path)[:, :width], lengths=lengths, probs=probs, parents=None)
 
     def unbroken(self, holds: Tensor) -> Tensor:
         """Of which drafted tokens something holds, and of all that they follow; from (B, N) to (B, N), bool."""

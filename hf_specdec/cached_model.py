@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec import host
+from hf_specdec.halves import Halves
 from hf_specdec.slots import Slots
 
 _NO_LIMIT = 2**62
@@ -46,6 +47,9 @@ class CachedModel(Slots):
             target's, where some rows may run past it without being used.
         compiled: the model's compiled pass and its widths; passes of other widths run uncompiled.
         may_rearrange: see `Slots`.
+
+    Attributes:
+        ahead: tokens that only the model's first layers have read, shape (A, W); they are in none of the counts.
     """
 
     def __init__(
@@ -65,6 +69,13 @@ class CachedModel(Slots):
         self.position_limit = position_limit
         self.context_limits = host.context_limits(model)
         self.compiled = compiled
+        self.halves: Halves | None = None
+        self.ahead: Tensor | None = None
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens of every row that only the first layers have read."""
+        return 0 if self.ahead is None else self.ahead.shape[1]
 
     @property
     def counts_slots(self) -> bool:
@@ -122,6 +133,7 @@ class CachedModel(Slots):
         Returns:
             The model's output; logits cover at least the last `num_logits` positions.
         """
+        self.forget_ahead()
         width = tokens.shape[1]
         token_mask = self._token_mask(widths, width)
         mask = self._extended_mask(tokens, token_mask)
@@ -141,6 +153,63 @@ class CachedModel(Slots):
         # Only now has the pass happened: an exception above leaves the bookkeeping as it was.
         self._advance(host.cache_of(outputs), mask, positions, width, widths)
         return outputs
+
+    def read_ahead(self, tokens: Tensor, halves: Halves, is_scored: bool = True) -> Tensor:
+        """Runs the model's first layers over one more token of every row.
+
+        The other layers read it in `read_rest`; `read` and `forget_ahead` drop it.
+
+        Args:
+            tokens: shape (A, 1).
+            halves: of the model, the same ones until then.
+            is_scored: whether logits are wanted; they are zeros if not.
+
+        Returns:
+            Logits as if these layers were all, shape (A, V).
+
+        Raises:
+            ValueError: if the layers hand on more than states.
+        """
+        self.halves = halves
+        self.ahead = tokens if self.ahead is None else torch.cat([self.ahead, tokens], dim=1)
+        half = halves.first if is_scored else halves.lead
+        logits = self._read_in_part(half, self.cache, tokens).logits[:, -1]
+        halves.check([tokens.shape] * self.num_ahead)
+        return logits
+
+    def read_rest(self) -> Any:
+        """Runs the other layers over what the first ones have read ahead.
+
+        Returns:
+            The model's output, with logits of all these positions.
+        """
+        assert self.halves is not None and self.ahead is not None
+        width, cache = self.num_ahead, host.behind(self.cache, self.halves.exit_layer)
+        outputs = self._read_in_part(self.halves.rest, cache, self.ahead)
+        self._advance(self.cache, self._extended_mask(self.ahead, None), self._positions(width, None), width, None)
+        self._catch_up()
+        return outputs
+
+    def forget_ahead(self) -> None:
+        """Drops what the first layers have read ahead of the others."""
+        if self.halves is not None:
+            host.truncate(self.cache, self.num_slots)
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        assert self.halves is not None
+        self.halves.forget()
+        self.halves = self.ahead = None
+
+    def _read_in_part(self, half: Any, cache: Any, tokens: Tensor) -> Any:
+        """A pass of some layers over the last of the tokens that are read ahead."""
+        assert self.ahead is not None
+        mask, positions = self._extended_mask(self.ahead, None), self._positions(self.num_ahead, None)
+        shown = None if positions is None else positions[..., -tokens.shape[1] :]
+        # Nobody looks at the states of a part.
+        arguments = {name: value for name, value in self.arguments.items() if not name.startswith("output_")}
+        with host.heads_in_groups():
+            return host.forward(half, tokens, cache, mask, shown, tokens.shape[1], arguments)
 
     def keep_rows(self, places: list[int]) -> None:
         """Keeps some of the rows."""

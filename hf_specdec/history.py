@@ -6,12 +6,14 @@ places it finds with the tail.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from safetensors.numpy import save_file
 
 from hf_specdec.chains import BULK, GAP, ChainedTokens, ChainTable, votes
 from hf_specdec.options import check_count
+from hf_specdec.paths import chain_of
 from hf_specdec.vocabulary import Vocabulary, read_count
 
 _NO_TOKEN = -2  # equals nothing that is stored
@@ -49,6 +52,7 @@ class Proposal(NamedTuple):
         match_length: tokens the tail and those places have in common.
         score: expected number of tokens that are right, if the shares are probabilities: the sum of their
             running products.
+        parents: in a tree, which token each one follows, -1 for the tail; `None` for a chain.
     """
 
     tokens: list[int]
@@ -56,9 +60,11 @@ class Proposal(NamedTuple):
     num_matches: int
     match_length: int
     score: float
+    parents: list[int] | None = None
 
 
 NOTHING = Proposal([], [], 0, 0, 0.0)
+_NOBODY = np.empty((0, 0), dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,7 @@ class TokenHistory:
             self._write(tokens, is_new=not self._requests)
             self._forget_oldest()
 
-    def propose(self, tail: Sequence[int] | None, limit: int, rule: CopyRule) -> Proposal:
+    def propose(self, tail: Sequence[int] | None, limit: int, rule: CopyRule, with_branches: bool = False) -> Proposal:
         """The continuation with the largest score over all lengths of the match; of equals, the longer match's.
 
         Matches of m tokens are looked for with the longest anchor k <= m, and only the newest `MOST_VOTERS` places
@@ -197,17 +203,25 @@ class TokenHistory:
                 request, and a copy may then run into itself, as in a repetition.
             limit: most tokens to copy.
             rule: how many of them to copy.
+            with_branches: whether to go on with all tokens that were voted for, in a tree of as many tokens: those
+                that most of the matches got to. The matches, and the score, are still those of the best chain.
         """
         with self._lock:
             own = tail is None
             ending = self._text.ending(self.max_depth) if tail is None else _behind_last_gap(tail[-self.max_depth :])
-            return self._best(ending, limit, rule, runs_on=own)
+            chain, voters = self._best(ending, limit, rule, runs_on=own)
+            is_divided = min(chain.probs, default=1.0) < 1
+        if not (with_branches and is_divided):
+            return chain
+        tokens, probs, parents = _branches(voters.tolist(), rule.min_token_prob, voters.shape[1])
+        return chain if parents == chain_of(len(tokens)) else Proposal(tokens, probs, *chain[2:5], parents)
 
-    def _best(self, ending: list[int], limit: int, rule: CopyRule, runs_on: bool) -> Proposal:
-        best, longest = NOTHING, len(ending)
+    def _best(self, ending: list[int], limit: int, rule: CopyRule, runs_on: bool) -> tuple[Proposal, np.ndarray]:
+        """The best chain, and the continuations that voted for it."""
+        best, longest = (NOTHING, _NOBODY), len(ending)
         for table in self._text.tables:
             # The longest match a table stands for has the largest budget, which bounds every score.
-            if table.length <= longest and rule.budget(longest, limit) > best.score:
+            if table.length <= longest and rule.budget(longest, limit) > best[0].score:
                 places, lengths = self._matches(table, ending)
                 if len(places):
                     rows = self._text.continuations(places, rule.budget(longest, limit), runs_on)
@@ -328,7 +342,9 @@ def _newest_of_each(tokens: np.ndarray, lengths: np.ndarray, most: int | None) -
     return tokens[from_end <= most], np.minimum(lengths, most)
 
 
-def _best_of_lengths(rows: np.ndarray, lengths: np.ndarray, limit: int, rule: CopyRule, best: Proposal) -> Proposal:
+def _best_of_lengths(
+    rows: np.ndarray, lengths: np.ndarray, limit: int, rule: CopyRule, best: tuple[Proposal, np.ndarray]
+) -> tuple[Proposal, np.ndarray]:
     """The best of the continuations that matches of every length vote for, or `best` if none scores more.
 
     Args:
@@ -336,18 +352,55 @@ def _best_of_lengths(rows: np.ndarray, lengths: np.ndarray, limit: int, rule: Co
         lengths: of the matches, shape (matches,).
         limit: most tokens to copy.
         rule: how many to copy.
-        best: of the longer matches.
+        best: of the longer matches, and those that voted for it.
     """
     for length in sorted(set(lengths.tolist()), reverse=True):
         budget = rule.budget(length, limit)
-        if budget <= best.score:
+        if budget <= best[0].score:
             break  # shorter matches have no larger budget, and no score exceeds its budget
         voters = rows[lengths >= length, :budget]
         tokens, probs = _most_frequent(voters, rule.min_token_prob)
         score = sum(_running_products(probs))
-        if score > best.score:
-            best = Proposal(tokens, probs, len(voters), length, score)
+        if score > best[0].score:
+            best = Proposal(tokens, probs, len(voters), length, score), voters
     return best
+
+
+def _branches(voters: list[list[int]], min_token_prob: float, most: int) -> tuple[list[int], list[float], list[int]]:
+    """The tokens that most voters got to, best first; of equals, what was met first.
+
+    Args:
+        voters: continuations, newest first.
+        min_token_prob: share of the voters that a path must have.
+        most: tokens to take.
+
+    Returns:
+        Tokens, the share of each among those that got to the one it follows, and parents.
+    """
+    tokens: list[int] = []
+    probs: list[float] = []
+    parents: list[int] = []
+    ahead: list[tuple[int, int, int, int, int, float, float, list[list[int]]]] = []
+    order, width = itertools.count(), len(voters[0])
+
+    def meet(parent: int, depth: int, agreeing: list[list[int]], product: float) -> None:
+        ballots: dict[int, list[list[int]]] = {}
+        for voter in agreeing:
+            ballots.setdefault(voter[depth], []).append(voter)
+        for token, siding in ballots.items():
+            share = len(siding) / len(agreeing)
+            if token >= 0 and product * share >= min_token_prob:
+                heappush(ahead, (-len(siding), next(order), token, parent, depth, share, product * share, siding))
+
+    meet(-1, 0, voters, 1.0)
+    while ahead and len(tokens) < most:
+        _, _, token, parent, depth, share, product, siding = heappop(ahead)
+        tokens.append(token)
+        probs.append(share)
+        parents.append(parent)
+        if depth + 1 < width:
+            meet(len(tokens) - 1, depth + 1, siding, product)
+    return tokens, probs, parents
 
 
 def _most_frequent(voters: np.ndarray, min_token_prob: float) -> tuple[list[int], list[float]]:

@@ -93,7 +93,11 @@ _PREFIX_ONLY = {
 # Cache layers whose slots can be rearranged row by row.
 _RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # Model types whose passes over several tokens behind a cache fail or differ from single steps.
-_UNVERIFIABLE = {"git", "prophetnet"}
+_UNVERIFIABLE = {"cpmant", "git", "prophetnet"}
+# Encoders that keep a cache though they read in both directions, unless they are told to be decoders.
+_BIDIRECTIONAL = {"big_bird", "megatron-bert", "rembert", "roformer"}
+if CACHE_NAME == "past_key_values":  # older hosts let these read tokens that come later, decoders or not
+    _UNVERIFIABLE |= _BIDIRECTIONAL | {"doge"}
 # Settings of models whose attention is local in some layers.
 _WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "window_size")
 # Passes over more tokens copy keys and values for every head, as the host does: the copies no longer matter.
@@ -223,6 +227,11 @@ def refuse_model(model: Any) -> None:
         raise ValueError(
             f"{name} cannot read several tokens behind its cache as it reads them one by one, so a draft cannot be "
             "verified. Call generate() with assistant=False."
+        )
+    if model.config.model_type in _BIDIRECTIONAL and not model.config.is_decoder:
+        raise ValueError(
+            f"{name} reads a text in both directions, so a draft would change the text it is verified with. Load it "
+            "with is_decoder=True, or call generate() with assistant=False."
         )
     if model._is_stateful:
         raise ValueError(
@@ -725,6 +734,15 @@ def decoder_layers(model: Any) -> Any:
     )
 
 
+def refuse_halves(model: Any) -> None:
+    """Raises `ValueError` if the layers of a model take more from each other than their states."""
+    if getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0):
+        raise ValueError(
+            f"The last layers of {type(model).__name__} read the keys of earlier ones (num_kv_shared_layers), so they "
+            "cannot be run alone. Use another drafter than EarlyExit."
+        )
+
+
 @contextmanager
 def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]:
     """Collects some hidden states of the passes made inside, without keeping the others.
@@ -897,10 +915,7 @@ def new_cache(model: Any) -> Cache:
     """An empty growing cache with the model's own layer kinds, ready to be rolled back."""
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)
-    cache.activate_past_recording()
-    for layer in cache.layers:
-        if type(layer) is DynamicSlidingWindowLayer:
-            layer.__class__ = _WindowedLayer
+    start_recording(cache)
     return EncoderDecoderCache(cache, DynamicCache(config=config)) if attends_to_encoder(model) else cache
 
 
@@ -1043,9 +1058,29 @@ def refuse_cache(cache: Any, is_filled: bool) -> None:
         )
 
 
+def refuse_reading_ahead(cache: Cache) -> None:
+    """Raises `ValueError` for a cache whose first layers cannot get ahead of the others."""
+    if getattr(cache, "offloading", False):
+        raise ValueError(
+            "An offloaded cache brings in the layers of whole passes one by one, so EarlyExit cannot read ahead with "
+            'the first ones. Use the default cache (cache_implementation="dynamic"), or another drafter.'
+        )
+    known = {*_RAGGED_LAYERS, *_FORGET_NOTHING, StaticSlidingWindowLayer}
+    others = {type(layer) for layer in _own(cache).layers} - known
+    if others:
+        names = ", ".join(sorted(other.__name__ for other in others))
+        raise ValueError(
+            f"EarlyExit reads ahead with the first layers, which caches of {names} are not known to allow. Use another "
+            "drafter."
+        )
+
+
 def start_recording(cache: Cache) -> None:
     """Makes sliding layers keep what a rollback may need until the next `crop`."""
     cache.activate_past_recording()
+    for layer in _own(cache).layers:
+        if type(layer) is DynamicSlidingWindowLayer:
+            layer.__class__ = _WindowedLayer
 
 
 def stop_recording(cache: Cache) -> None:
@@ -1054,6 +1089,8 @@ def stop_recording(cache: Cache) -> None:
     for layer in _own(cache).layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
+        if isinstance(layer, _WindowedLayer):
+            layer.__class__ = DynamicSlidingWindowLayer  # type: ignore[assignment]
 
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
@@ -1071,6 +1108,23 @@ def truncate(cache: Cache, num_slots: int) -> None:
         surplus = int(layer.get_seq_length()) - num_slots
         if surplus > 0:
             layer.crop(-surplus)
+
+
+def behind(cache: Cache, num_layers: int) -> Cache:
+    """A view of a cache whose first layers are ahead, for passes of the layers behind them.
+
+    The host asks the first layer of a kind how much has been read. In place of those that are ahead stand others of
+    their kind, or, where nobody will ask, any.
+    """
+    view: Any = copy.copy(cache)
+    rest = cache.layers[num_layers:]
+    view.layers = [_alike(layer, rest) for layer in cache.layers[:num_layers]] + rest
+    return view
+
+
+def _alike(layer: Any, others: list[Any]) -> Any:
+    """The first that is of a layer's kind, if any is, else the first."""
+    return next((other for other in others if type(other) is type(layer)), others[0])
 
 
 def keep_rows(cache: Cache, rows: Tensor) -> None:

@@ -81,8 +81,9 @@ class SpeculativeLoop:
         )
         self.takes_trees = self._takes_trees()
         takes_draft = host.prompt_takes_draft(config, request.arguments, request.input_ids)
-        self.room = Room(self.target, self.state, self.stopping, longest, takes_draft)
-        self.is_drawn = self.do_sample and any(arm.draws for arm in drafter.arms)
+        may_plant = self.takes_trees and any(arm.plants for arm in drafter.arms)
+        self.room = Room(self.target, self.state, self.stopping, longest, takes_draft, may_plant)
+        self.is_drawn = self.do_sample and any(self._draws(arm) for arm in drafter.arms)
         self.is_scheduled = options.is_scheduled(self.is_drawn)
         self.session = self._new_session(options)
         self.noise = self._new_noise(options)
@@ -143,6 +144,7 @@ class SpeculativeLoop:
             num_draft_tokens=options.num_draft_tokens,
             arguments=self.request.arguments,
             encoder_inputs=self.request.encoder_inputs,
+            reader=self.target,
         )
         if not context.is_scheduled:
             return drafter.start(context, self.state)
@@ -208,6 +210,10 @@ class SpeculativeLoop:
                 "passes that are not compiled and no output_attentions; in this call chains are drafted instead."
             )
         return takes
+
+    def _draws(self, arm: Drafter) -> bool:
+        """Whether a drafter draws its drafts in this call: trees are point masses."""
+        return arm.draws and not (arm.plants and self.takes_trees)
 
     def _round_noise(self, width: int) -> RoundNoise | None:
         if self.noise is None:

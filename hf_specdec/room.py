@@ -19,6 +19,7 @@ class Room:
         stopping: says how long a row may get.
         longest: longest draft of the call.
         prompt_takes_draft: whether a draft may ride behind the prompt in the first pass.
+        may_plant: whether drafts may be trees, of which more tokens than a row still gets can be of use.
     """
 
     target: CachedModel
@@ -26,6 +27,7 @@ class Room:
     stopping: Stopping
     longest: int
     prompt_takes_draft: bool
+    may_plant: bool = False
 
     def limits(self, is_first: bool) -> list[int]:
         """Most tokens every riding row may draft, so that the target's own token still has room behind them."""
@@ -38,6 +40,8 @@ class Room:
         if self.target.compiled is not None and not is_first:
             widest = self.target.compiled.widest(room + 1) - 1
         until_end = [0 if state.finished[row] else self.stopping.max_length - state.lengths[row] for row in state.rows]
+        if self.may_plant and not is_first:  # of a tree the prompt's pass takes a path
+            return [widest if tokens > 1 else 0 for tokens in until_end]
         return [min(widest, max(0, tokens - 1)) for tokens in until_end]
 
     def width(self, num_drafted: int, is_first: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,7 @@ class _Prefixes:
         ends: the rows' lengths without a draft, shape (M,).
         num_drafted: drafted tokens up to every position, shape (M,).
         paths: which ones, in order, shape (M, D).
+        known_lengths: of the prefixes, if the host knows them without asking the device.
     """
 
     state: DecodeState
@@ -97,6 +99,7 @@ class _Prefixes:
     ends: Tensor
     num_drafted: Tensor
     paths: Tensor
+    known_lengths: list[int] | None = None
 
     def scored_as_sets(self, processor: Any, scores: Tensor) -> Tensor:
         """One call for all positions: shorter prefixes are filled up with their own last token."""
@@ -111,7 +114,7 @@ class _Prefixes:
         """One call for all positions whose prefixes have the same length."""
         flat = scores.flatten(0, 1)
         places: dict[int, list[int]] = {}
-        for place, length in enumerate((self.ends + self.num_drafted).tolist()):
+        for place, length in enumerate(self._lengths):
             places.setdefault(length, []).append(place)
         processed = torch.empty_like(flat)
         for length, group in places.items():
@@ -121,6 +124,11 @@ class _Prefixes:
             processed[at] = host.for_rows(processor, rows)(ids, flat[at])
         return processed.view_as(scores)
 
+    @functools.cached_property
+    def _lengths(self) -> list[int]:
+        """Of all prefixes; those of trees are brought from the device once a pass."""
+        return (self.ends + self.num_drafted).tolist() if self.known_lengths is None else self.known_lengths
+
 
 def _prefixes(state: DecodeState, num_positions: int, first: int, draft: Draft | None) -> _Prefixes:
     device, num_rows = state.device, len(state.rows)
@@ -129,6 +137,7 @@ def _prefixes(state: DecodeState, num_positions: int, first: int, draft: Draft |
     if draft is None or draft.parents is None:
         num_drafted = (first + torch.arange(num_positions, device=device)).repeat(num_rows)
         paths = torch.arange(first + num_positions - 1, device=device).expand(len(rows), -1)
-        return _Prefixes(state, rows, ends, num_drafted, paths)
+        known = [length + first + k for length in state.row_lengths for k in range(num_positions)]
+        return _Prefixes(state, rows, ends, num_drafted, paths, known)
     seen = draft.seen[:, :, 1:].flatten(0, 1)  # (M, N)
     return _Prefixes(state, rows, ends, seen.sum(dim=1), torch.argsort(~seen, dim=1, stable=True))

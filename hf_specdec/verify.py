@@ -49,6 +49,8 @@ def run_target(
 ) -> TargetPass:
     """Runs the target over [last token, draft] of every riding row."""
     last = state.last_tokens()
+    if _goes_on(target, request, draft, taps):
+        return TargetPass(target.read_rest(), _read(last, draft), state.device)
     tokens = torch.cat([last, draft.tokens], dim=1)
     seen = None if draft.parents is None else draft.seen
     with host.tapped(target.model, taps) as tapped:
@@ -71,6 +73,12 @@ def run_prompt(
     mask = host.decoder_mask(target.model, arguments)
     target.start(cache, draft.width + 1, mask, arguments.get("position_ids"))
     return TargetPass(outputs, _read(state.last_tokens(), draft), state.device, tapped)
+
+
+def _goes_on(target: CachedModel, request: Request, draft: Draft, taps: tuple[int, ...]) -> bool:
+    """Whether the first layers have read all of it already, and nobody wants to see what they say."""
+    is_watched = bool(taps) or request.config.output_hidden_states or request.config.output_attentions
+    return draft.is_read_ahead and target.num_ahead == draft.width + 1 and not is_watched
 
 
 def _read(last: Tensor, draft: Draft) -> Tensor:

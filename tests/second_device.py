@@ -32,12 +32,14 @@ class Elsewhere(torch.Tensor):
 
 
 class _FromLists(TorchFunctionMode):
-    """`torch.tensor` fills its tensor where no dispatch mode sees it, so it is filled on the CPU and moved."""
+    """`torch.tensor` and `tolist` work where no dispatch mode sees them: on the CPU, with a move after or before."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type == NAME:
             return func(*args, **(kwargs | {"device": "cpu"})).to(NAME)
+        if func is torch.Tensor.tolist and isinstance(args[0], Elsewhere):
+            return args[0].cpu().tolist()
         return func(*args, **kwargs)
 
 

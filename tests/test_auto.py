@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, PromptLookup, Suffix
+from hf_specdec import Auto, DraftModel, EarlyExit, PromptLookup, Suffix
 from hf_specdec.drafters import draft_model
 from hf_specdec.drafters import scheduled as scheduling
 from hf_specdec.options import SpeculationOptions
@@ -54,6 +54,7 @@ DRAFTERS = {
     "draft-model": lambda target: DraftModel(jittered(target)),
     "copies": lambda target: Auto([PromptLookup(), Suffix()]),
     "two models and copies": two_models_and_copies,
+    "early exit and others": lambda target: Auto([Suffix(), EarlyExit(1), jittered(target), PromptLookup()]),
 }
 
 
@@ -304,7 +305,7 @@ def test_by_name_and_as_a_default():
     for changes in ({}, {"num_draft_tokens": 4}, {"num_draft_tokens": 1}):
         assert torch.equal(answer(target, None, 3, **changes), plain)
         assert len(hf_specdec.last_stats(target).drafted_at) <= changes.get("num_draft_tokens", 24)
-        assert set(hf_specdec.last_stats(target).drafted_by) <= {"suffix", "prompt-lookup"}
+        assert set(hf_specdec.last_stats(target).drafted_by) <= {"suffix", "prompt-lookup", "token-recycling"}
     assert torch.equal(answer(target, "auto", 3), plain)
 
 

@@ -56,6 +56,15 @@ def document(folders):
     return run_bench(options(questions, target, variants=variants, limit=2))
 
 
+def test_trees_by_size(folders):
+    target, _, questions = folders
+    variants = ("token-recycling", *(f"token-recycling={nodes}" for nodes in (4, 8, 16, 32)), "suffix", "suffix-chains")
+    found = run_bench(options(questions, target, variants=variants, limit=1, max_new_tokens=24))["variants"]
+    assert list(found) == ["plain", *variants]
+    assert all(figures["total"]["identical"] == 3 for figures in found.values())
+    assert found["token-recycling=32"]["total"]["target_passes"] < found["plain"]["total"]["target_passes"]
+
+
 def options(questions, target, **others):
     settings = {"dtype": "float32", "device": "cpu", "max_new_tokens": 12} | others
     return BenchOptions(questions=questions, target=target, **settings)
@@ -190,6 +199,8 @@ def test_differences_name_the_token_and_the_gap(folders, monkeypatch):
     [
         ({"variants": ("prompt-lokup",)}, "prompt-lokup.*use plain, host-prompt-lookup, host-draft-model=DIR"),
         ({"variants": ("draft-model=",)}, "draft-model="),
+        ({"variants": ("token-recycling=many",)}, "'token-recycling=many': say how many nodes"),
+        ({"variants": ("token-recycling=0",)}, "'token-recycling=0': say how many nodes"),
         ({"variants": ("prompt-lookup=x",)}, "prompt-lookup=x"),
         ({"variants": ("plain", "prompt-lookup", "prompt-lookup")}, "names one twice"),
         ({"variants": ("host-prompt-lookup",), "batch_size": 2}, "batch_size=2.*Leave these variants out"),

@@ -65,7 +65,7 @@ def test_never_slower(target, capsys):
 def test_ablation(target, capsys, tmp_path):
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps(entry) + "\n" for entry in entries()))
-    kept = ["--answers", tmp_path / "answers.json", "--costs", tmp_path / "costs.json"]
+    kept = [part for name in ("answers", "costs", "successors") for part in (f"--{name}", tmp_path / f"{name}.json")]
     given = [*float32(target), "--limit", 1, "--max-new-tokens", 12]
     first, second = (document("ablation", capsys, questions, *given, *kept) for _ in range(2))
     assert first == second  # answers and costs are kept, and a replay has no clock of its own

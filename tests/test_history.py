@@ -60,6 +60,26 @@ class SlowHistory:
                 best = proposal
         return best
 
+    def paths(self, tail, limit, rule, most_voters):
+        """All that the voters of the best chain say: of every path, how many got there, and how many before it."""
+        best = self.propose(tail, limit, rule, most_voters)
+        runs_on = tail is None
+        ending = ((self.requests[-1] if self.requests else []) if runs_on else tail)[-self.max_depth :]
+        ending = ending[len(ending) - best.match_length :]
+        anchor = next(k for k in ANCHORS if k <= best.match_length)
+        newest = itertools.islice(self.endings(ending[-anchor:]), most_voters)
+        voters = [(text, end) for text, end in newest if text[max(0, end - len(ending)) : end] == ending]
+        budget, found = rule.budget(best.match_length, limit), {(): len(voters)}
+        for text, end in voters:
+            full = list(text)
+            while runs_on and text is self.requests[-1] and len(full) < end + budget:
+                full.append(full[end + len(full) - len(text)])
+            for length in range(1, budget + 1):
+                path = tuple(full[end : end + length])
+                if len(path) == length and GAP not in path:
+                    found[path] = found.get(path, 0) + 1
+        return found
+
     def endings(self, gram):
         """(request, place behind the n-gram) wherever a token follows it, newest first."""
         for text in reversed(self.requests):
@@ -132,6 +152,58 @@ def test_a_lookup_finds_what_a_scan_finds(seed, most_voters, monkeypatch):
             rule, limit = random_rule(chance), chance.choice([0, 1, 4, 24])
             for tail in (None, some_tokens(chance, alphabet, chance.choice([1, 3, 30]), gaps=case % 4 == 0)):
                 same(ours.propose(tail, limit, rule), slow.propose(tail, limit, rule, most_voters))
+
+
+def running_share(known, path):
+    """The share of all voters that a path has, multiplied step by step as it is drafted."""
+    steps = (known[path[: length + 1]] / known[path[:length]] for length in range(len(path)))
+    return math.prod(steps)
+
+
+def paths_of(proposal):
+    """The paths of a tree, or a chain, in order, with the share of each among those that got to the one it follows."""
+    paths, parents = [()], proposal.parents or range(-1, len(proposal.tokens) - 1)
+    for place, (token, parent) in enumerate(zip(proposal.tokens, parents, strict=True)):
+        assert parent < place
+        paths.append((*paths[parent + 1], token))
+    return dict(zip(paths[1:], proposal.probs, strict=True))
+
+
+@pytest.mark.parametrize("most_voters", [3, 64])
+@pytest.mark.parametrize("seed", range(8))
+def test_branches_are_what_most_voters_got_to(seed, most_voters, monkeypatch):
+    """All paths of the voters are enumerated; the tree holds the likeliest ones, and is the chain where that is all."""
+    monkeypatch.setattr(module, "MOST_VOTERS", most_voters)
+    chance, num_trees = random.Random(seed), 0
+    for case in range(60):
+        alphabet, depth = chance.choice([1, 2, 3, 8]), chance.choice([1, 2, 5, 12])
+        ours, slow = TokenHistory(depth), SlowHistory(depth)
+        for _ in range(6):
+            tokens = some_tokens(chance, alphabet, chance.choice([1, 9, 50]), gaps=case % 4 == 0)
+            for history in (ours, slow):
+                history.extend(tokens) if len(tokens) < 3 else history.add(tokens)
+            rule, limit = random_rule(chance), chance.choice([1, 4, 12])
+            for tail in (None, some_tokens(chance, alphabet, chance.choice([1, 3, 30]))):
+                chain, tree = (ours.propose(tail, limit, rule, branches) for branches in (False, True))
+                assert tree[2:5] == chain[2:5]
+                if not chain.tokens:
+                    assert tree == chain
+                    continue
+                known = slow.paths(tail, limit, rule, most_voters)
+                shares = {path: count / known[()] for path, count in known.items() if path}
+                allowed = {p: share for p, share in shares.items() if running_share(known, p) >= rule.min_token_prob}
+                total = min(rule.budget(chain.match_length, limit), len(allowed))
+                paths = paths_of(tree)
+                assert len(paths) == len(tree.tokens) == total  # none stands there twice
+                assert paths == pytest.approx({path: known[path] / known[path[:-1]] for path in paths})
+                grown = [shares[path] for path in paths]
+                assert grown == sorted(allowed.values(), reverse=True)[:total]
+                is_line = all(path == chosen[: len(path)] for path in paths for chosen in [max(paths, key=len)])
+                assert (tree.parents is None) == is_line
+                if is_line:
+                    assert tree == chain
+                num_trees += not is_line
+    assert num_trees > 20
 
 
 def test_how_tokens_arrive_does_not_matter():

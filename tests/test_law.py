@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup, Suffix
+from hf_specdec import DraftModel, EarlyExit, PromptLookup, Suffix
 from hf_specdec.noise import Noise
 from tests.models import tiny
 from tests.reference import FALSE_ALARM, assert_follows, p_value, target_law
@@ -57,6 +57,7 @@ DRAFTERS = {
     "draft-model": lambda: DraftModel(small(5, layers=1), num_draft_tokens=3),
     "draft-model T=2": lambda: DraftModel(small(5, layers=1), num_draft_tokens=3, draft_temperature=2.0),
     "greedy draft-model": lambda: DraftModel(small(5, layers=1), num_draft_tokens=3, draft_temperature=0),
+    "early-exit": lambda: EarlyExit(1, num_draft_tokens=3),
     "prompt-lookup": lambda: PromptLookup(1, 2, num_draft_tokens=3),
     "suffix": lambda: Suffix(max_spec_factor=3.0, num_draft_tokens=3),
 }

@@ -530,8 +530,9 @@ def test_rounds_without_a_proposal_leave_the_session_sound(world):
     assert world.widths[-1] == SPAN
 
 
-def copy_offer(tokens, parents, rates):
-    return Offer(Arm("copies", Copies(None, always), 24), [Rate(rate, 1.0) for rate in rates], tokens, parents)
+def copy_offer(tokens, parents, rates, limit=24):
+    arm = Arm("copies", Copies(None, always), 24)
+    return Offer(arm, [Rate(rate, 1.0) for rate in rates], tokens, parents, limit)
 
 
 def test_united_copies_hold_every_path_once_with_its_larger_rate():
@@ -547,6 +548,12 @@ def test_united_copies_hold_every_path_once_with_its_larger_rate():
     assert both.survival == sorted(both.survival, reverse=True)
     best = both.best(3)
     assert sorted(best.copied) == [5, 6, 7] and all(parent < place for place, parent in enumerate(best.parents))
+
+
+def test_united_copies_are_no_longer_than_the_row_may_draft():
+    chain, tree = copy_offer([5, 6, 7], None, [0.9, 0.8, 0.7], 3), copy_offer([8, 9], [-1, -1], [0.3, 0.75], 2)
+    both = chain.united(tree)
+    assert (both.copied, both.parents) == ([5, 6, 9], [-1, 0, -1])
 
 
 def test_a_tree_learns_from_the_text_only_where_its_tokens_were_asked():

@@ -11,17 +11,18 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "chains", "history", "recycling"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary"],
+    ["chains", "paths", "history", "recycling"],
     ["host", "trees"],
     ["heads.eagle", "heads"],
-    ["state", "slots", "cached_model", "request"],
+    ["state", "slots", "halves", "cached_model", "request"],
     ["verify", "scorer"],
     ["stopping", "streaming", "recording", "room"],
     ["judge"],
     ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
     ["drafters.token_recycling"],
     ["drafters.drawing", "drafters.encoder_decoder", "drafters.draft_model"],
-    ["drafters.head_reader", "drafters.eagle", "drafters.parallel"],
+    ["drafters.early_exit", "drafters.head_reader", "drafters.eagle", "drafters.parallel"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["checkpoints.headers", "checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
     ["checkpoints.translate", "checkpoints.load", "checkpoints"],

@@ -62,14 +62,19 @@ def outputs_up_to_ends(sequences, ends):
 class Session:
     """A session over given texts, asked directly."""
 
-    def __init__(self, drafter, *texts, vocab=64):
+    def __init__(self, drafter, *texts, vocab=64, takes_trees=False):
         self.state = DecodeState(torch.tensor([[0] * len(texts[0])] * len(texts)), None, fill=0)
         self.state.tokens = [list(text) for text in texts]
-        self.session = drafter.start(DraftContext(tiny(vocab=vocab), False, Scorer(LogitsProcessorList())), self.state)
+        context = DraftContext(tiny(vocab=vocab), False, Scorer(LogitsProcessorList()), takes_trees=takes_trees)
+        self.session = drafter.start(context, self.state)
 
     def propose(self, *limits):
         draft = self.session.propose(self.state, list(limits), None)
         return [row[:length] for row, length in zip(draft.tokens.tolist(), draft.lengths.tolist(), strict=True)]
+
+
+def state_of(text):
+    return DecodeState(torch.tensor([text]), None, fill=0)
 
 
 class TestExactness:
@@ -166,6 +171,77 @@ class TestDrafting:
 
     def test_the_name_is_registered(self, target):
         assert torch.equal(answers(target, "suffix", 3), answers(target, False, 3))
+
+
+def paths(copied):
+    """Every path of a copy, with the confidence of its last token."""
+    found = [()]
+    for place, (token, parent) in enumerate(zip(copied.tokens, copied.parents, strict=True)):
+        assert parent < place
+        found.append((*found[parent + 1], token))
+    return dict(zip(found[1:], copied.confidences, strict=True))
+
+
+class TestTrees:
+    def test_own_text_and_earlier_outputs_stand_in_one_tree(self):
+        drafter = Suffix(max_spec_factor=9.0)
+        drafter.history.add([1, 2, 30, 31])
+        drafter.history.add([1, 2, 20, 32])
+        text = [1, 2, 20, 21, 22, 23, 24, 25, 26, 1, 2]
+        [copied] = Session(drafter, text, takes_trees=True).session.copies(state_of(text), [6])
+        assert set(paths(copied)) == {(20,), (20, 21), (20, 21, 22), (20, 21, 22, 23), (20, 32), (30,)}
+        assert 1 > paths(copied)[20,] > paths(copied)[30,] > 0
+        for forgetful, takes_trees in ((Suffix(max_spec_factor=9.0, branches=False), True), (drafter, False)):
+            [chain] = Session(forgetful, text, takes_trees=takes_trees).session.copies(state_of(text), [6])
+            assert (chain.tokens, chain.parents) == ([20, 21, 22, 23, 24, 25], None)
+
+    def test_votes_of_one_memory_branch(self):
+        drafter = Suffix(max_cached_requests=0, max_spec_factor=9.0)
+        text = [1, 5, 8, 1, 6, 9, 1, 6, 7, 1]
+        [copied] = Session(drafter, text, takes_trees=True).session.copies(state_of(text), [5])
+        assert list(paths(copied)) == [(6,), (5,), (6, 7), (6, 9), (5, 8)]
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_where_one_continuation_is_known_drafts_are_the_chain(self, seed):
+        """In a round of distinct tokens every one has one successor, wherever parts of it are met."""
+        whole = 3 * torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:40].tolist()
+        drafters = [Suffix(max_spec_factor=9.0, branches=branches) for branches in (True, False)]
+        for drafter in drafters:
+            drafter.history.add(whole[10:70])
+            drafter.history.add(whole[5:30])
+        for start, end in ((20, 30), (0, 7), (38, 45), (0, 90), (7, 120), (30, 75)):
+            text = [61, 62, *whole[start:end]]
+            trees, chains = (
+                Session(drafter, text, takes_trees=True).session.copies(state_of(text), [24]) for drafter in drafters
+            )
+            assert trees == chains and trees[0].parents is None and trees[0].tokens
+
+    @pytest.mark.parametrize("num_rows", [1, 4])
+    @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral8", "gemma3", "mpt"])
+    def test_greedy_output_is_plain_output(self, family, num_rows):
+        """Memories of other answers to the same prompts disagree with what is said; so do the row's own repetitions."""
+        # MPT's own mask makes NaN of padding in float64.
+        target = hf_specdec.enable(tiny(family, dtype=torch.float32 if family == "mpt" else torch.float64))
+        drafter, others = Suffix(max_spec_factor=4.0, min_token_prob=0.0), {"do_sample": True, "temperature": 3.0}
+        for seed in range(3):
+            answers(target, drafter, num_rows, 0, seed=seed, **others)
+            for length in (None, 7):
+                changes = {"eos_token_id": None, "max_new_tokens": 40}
+                ours = answers(target, drafter, num_rows, 0, num_draft_tokens=length, **changes)
+                assert torch.equal(ours, answers(target, False, num_rows, 0, **changes))
+        assert drafter.stats.accepted > 0
+
+    def test_trees_are_really_drafted_and_pay(self, target):
+        tree, chain = Suffix(max_spec_factor=4.0), Suffix(max_spec_factor=4.0, branches=False)
+        for drafter in (tree, chain):
+            for prompt in (0, 1, 2, 0, 1, 2):
+                answers(target, drafter, 3, prompt, eos_token_id=None, num_draft_tokens=12, max_new_tokens=60)
+        assert tree.stats.rounds < chain.stats.rounds
+
+    @pytest.mark.parametrize("wrong", [None, "yes", 2])
+    def test_bad_options(self, wrong):
+        with pytest.raises(ValueError, match="branches="):
+            Suffix(branches=wrong)
 
 
 class TestWhatIsRemembered:

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, PromptLookup, Suffix
+from hf_specdec import Auto, DraftModel, PromptLookup, Suffix, TokenRecycling
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first_difference, summary, table
 from hf_specdec.loading import Chat, encode, load_model, load_target
 from hf_specdec.options import check_count
@@ -34,7 +34,8 @@ from hf_specdec.stats import SpecStats
 TURNS = ("first", "all")
 _WARM_UP_TOKENS = 16
 
-# What a variant adds to the arguments of `generate`. A name that ends in "=" is followed by a folder or Hub id.
+# What a variant adds to the arguments of `generate`. A name that ends in "=" is followed by a folder or Hub id, that of
+# token recycling by the number of nodes of every tree.
 Builder = Callable[[PreTrainedModel, str], dict[str, Any]]
 Arguments = Callable[[], dict[str, Any]]
 VARIANTS: dict[str, Builder] = {
@@ -43,6 +44,9 @@ VARIANTS: dict[str, Builder] = {
     "host-draft-model=": lambda target, folder: {"assistant_model": load_model(folder, target.dtype, target.device)},
     "prompt-lookup": lambda target, folder: {"assistant": PromptLookup()},
     "suffix": lambda target, folder: {"assistant": Suffix()},
+    "suffix-chains": lambda target, folder: {"assistant": Suffix(branches=False)},
+    "token-recycling": lambda target, folder: {"assistant": TokenRecycling()},
+    "token-recycling=": lambda target, nodes: {"assistant": TokenRecycling(int(nodes))},
     "auto": lambda target, folder: {"assistant": Auto()},
     "draft-model=": lambda target, folder: {"assistant": DraftModel(load_model(folder, target.dtype, target.device))},
 }
@@ -55,8 +59,8 @@ class BenchOptions:
     Args:
         questions: file in Spec-Bench's form: JSON lines with `question_id`, `category` and `turns`.
         target: a folder or Hub id; `None` is the embedded demo model.
-        variants: names from `VARIANTS`, those that end in "=" followed by a folder or Hub id. Plain generation
-            always runs, as everything is compared with it.
+        variants: names from `VARIANTS`, those that end in "=" followed by a folder or Hub id ("token-recycling=16": by
+            the nodes of its trees). Plain generation always runs, as everything is compared with it.
         dtype: "bfloat16", "float32" or "float16".
         device: such as "cpu" or "cuda"; `None` is the accelerator if there is one.
         categories: which to ask; `None` means all.
@@ -383,11 +387,14 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _split(spelling: str) -> tuple[str, str]:
-    """A variant's name in the registry, and its folder if it has one."""
+    """A variant's name in the registry, and what follows it: a folder, or a number of nodes."""
     name, equals, folder = spelling.partition("=")
     if name + equals not in VARIANTS or (equals and not folder):
-        allowed = ", ".join(f"{known}DIR" if known.endswith("=") else known for known in VARIANTS)
+        followed = {known: "NODES" if known == "token-recycling=" else "DIR" for known in VARIANTS if known[-1] == "="}
+        allowed = ", ".join(known + followed.get(known, "") for known in VARIANTS)
         raise ValueError(f"variant {spelling!r} is unknown; use {allowed}.")
+    if name + equals == "token-recycling=" and not (folder.isdecimal() and int(folder)):
+        raise ValueError(f"variant {spelling!r}: say how many nodes its trees have, such as token-recycling=16.")
     return name + equals, folder
 
 

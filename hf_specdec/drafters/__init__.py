@@ -4,6 +4,7 @@ from hf_specdec.drafters.auto import Auto
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.eagle import DraftTree, Eagle
+from hf_specdec.drafters.early_exit import EarlyExit, ExitEstimate, best_exit_layer
 from hf_specdec.drafters.parallel import ParallelDraft
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.suffix import Suffix
@@ -15,6 +16,7 @@ NAMED: dict[str, type[Drafter]] = {
     "ngram": PromptLookup,
     "suffix": Suffix,
     "token-recycling": TokenRecycling,
+    "early-exit": EarlyExit,
     "auto": Auto,
 }
 
@@ -27,8 +29,11 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Eagle",
+    "EarlyExit",
+    "ExitEstimate",
     "ParallelDraft",
     "PromptLookup",
     "Suffix",
     "TokenRecycling",
+    "best_exit_layer",
 ]

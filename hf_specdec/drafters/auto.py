@@ -12,6 +12,7 @@ from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.prompt_lookup import PromptLookup
 from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.drafters.suffix import Suffix
+from hf_specdec.drafters.token_recycling import TokenRecycling
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.state import DecodeState
 
@@ -19,13 +20,14 @@ from hf_specdec.state import DecodeState
 class Auto(Drafter):
     """Chooses among drafters, row by row and round by round, and drafts nothing where nothing pays.
 
-    Copies (suffixes, prompt lookup) cost nothing, so they are always looked at; a drafter with passes of its own is
-    asked where it promises more tokens a second. With a given `num_draft_tokens`, and in sampling with a seed beside a
-    drafter that draws, lengths are not measured: the first drafter that has anything to say drafts as far as it can,
-    so list them in the order of trust.
+    Copies (suffixes, prompt lookup, token recycling) cost next to nothing, so all are looked at; where the target
+    can verify trees they are drafted in one. A drafter with passes of its own is asked where it promises more tokens a
+    second. With a given `num_draft_tokens`, and in sampling with a seed beside a drafter that draws, lengths are not
+    measured: the first drafter that has anything to say drafts as far as it can, so list them in the order of trust.
 
     Args:
-        drafters: drafters or smaller models; by default a `Suffix` of its own and a `PromptLookup`.
+        drafters: drafters or smaller models; by default a `Suffix` of its own, a `PromptLookup`, and for text that
+            copies nothing a `TokenRecycling`.
         num_draft_tokens: longest draft of those that name no length of their own.
 
     Raises:
@@ -38,7 +40,7 @@ class Auto(Drafter):
         self, drafters: Sequence[Drafter | PreTrainedModel] | None = None, num_draft_tokens: int | None = None
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
-        given = [Suffix(), PromptLookup()] if drafters is None else drafters
+        given = [Suffix(), PromptLookup(), TokenRecycling()] if drafters is None else drafters
         if not isinstance(given, list | tuple) or not given:
             raise ValueError(
                 f"Auto needs a list of drafters, such as Auto([Suffix(), small_model]), not {drafters!r:.80}."

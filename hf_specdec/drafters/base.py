@@ -13,8 +13,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.accept import UNSOUND, Draft
+from hf_specdec.cached_model import CachedModel
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
+from hf_specdec.paths import chain_of, largest, products, united
 from hf_specdec.schedule import Experience
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
@@ -55,6 +57,8 @@ class DraftContext:
         arguments: of the target's forward passes; an encoder's outputs and its mask are among them.
         encoder_inputs: what the target's encoder read, shape (B / n, ...) where n samples share an input;
             `None` for a decoder-only target.
+        reader: the target and what it has read in this call, for drafters that run its layers ahead of a pass; `None`
+            where the host's own loop runs the target.
     """
 
     target: PreTrainedModel
@@ -70,6 +74,7 @@ class DraftContext:
     is_alone: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
     encoder_inputs: Tensor | None = None
+    reader: CachedModel | None = None
 
     def for_arm(self, options: SpeculationOptions) -> DraftContext:
         """The context of one drafter among several: its own temperature counts unless the call names one."""
@@ -87,11 +92,14 @@ class DraftSession(ABC):
             such outputs takes a stream that none of those calls has used.
         taps: hidden states of the target that `commit` wants to see, as indices into `output_hidden_states`.
         grows_trees: whether its drafts are trees, the most promising tokens first.
+        shares_passes: whether drafting does a part of the target's pass, for all rows at once: nobody else then drafts
+            in the same round.
     """
 
     noise_stream: int = 0
     taps: tuple[int, ...] = ()
     grows_trees: bool = False
+    shares_passes: bool = False
 
     @abstractmethod
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -99,7 +107,8 @@ class DraftSession(ABC):
 
         Args:
             state: what has been generated. A session may write its tokens behind the rows' ends.
-            limits: most tokens of each row, possibly 0; the draft is at most `max(limits)` wide.
+            limits: most tokens of each row, possibly 0; the draft is at most `max(limits)` wide. Near the end of a
+                row a tree may have more tokens than the row still gets.
             noise: the round's random numbers, as wide as `max(limits)`; `None` in greedy decoding. Only
                 `noise.draws` may be used, or in coupled sampling `noise.gumbels`, which the target's choice
                 shares: the others must stay independent of the draft.
@@ -142,6 +151,18 @@ class Copy:
     confidences: list[float]
     parents: list[int] | None = None
 
+    def united(self, other: Copy, limit: int) -> Copy:
+        """Both in one tree, or of it the likeliest tokens; of one that both have the larger confidence counts."""
+        mine, theirs = (copy.parents or chain_of(len(copy.tokens)) for copy in (self, other))
+        tokens, parents, places = united(self.tokens, mine, other.tokens, theirs)
+        confidences = self.confidences + [0.0] * (len(tokens) - len(self.tokens))
+        for place, confidence in zip(places, other.confidences, strict=True):
+            confidences[place] = max(confidences[place], confidence)
+        if len(tokens) > limit:
+            kept, parents = largest(products(confidences, parents), parents, limit)
+            tokens, confidences = [tokens[place] for place in kept], [confidences[place] for place in kept]
+        return Copy(tokens, confidences, None if parents == chain_of(len(tokens)) else parents)
+
 
 class CopySession(DraftSession):
     """A session that copies text. It costs next to nothing, so it may be asked before anybody knows how far to go."""
@@ -161,8 +182,8 @@ class Drafter(ABC):
     Attributes:
         name: what the registry and benchmarks call it.
         default_num_draft_tokens: longest draft when neither the drafter nor the call says one.
-        draws: whether it draws its drafts from a law when the call samples.
-        plants: whether it may draft trees.
+        draws: whether it draws its drafts from a law when the call samples; trees, where it plants any, it does not.
+        plants: whether it drafts trees where they can be verified.
         reads_states: whether its sessions look at hidden states of the target; such a call is not compiled.
         options: the options given to the drafter itself; those of a call override them.
         stats: counts and seconds of the calls whose assistant it was; of an arm of `Auto`, see the calls' own.

@@ -67,7 +67,7 @@ class DraftModel(Drafter):
         self.shares_encoder = shares_encoder
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
-        self._agrees_with: PreTrainedTokenizerBase | None = None  # the tokenizer it was last compared with
+        self._comparison = TokenizerComparison()
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Raises `ValueError` if vocabularies differ, the model was never loaded, or it lacks what it attends to."""
@@ -78,17 +78,7 @@ class DraftModel(Drafter):
                 f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights. Load it with "
                 "from_pretrained on any real device; it need not be the target's."
             )
-        theirs = self.target_tokenizer or tokenizer
-        if self.tokenizer is not None and theirs is not None:
-            if theirs is not self._agrees_with:
-                _refuse_other_tokenizer(self.tokenizer, theirs)
-            self._agrees_with = theirs
-        elif host.vocabulary_size(self.model) != host.vocabulary_size(target):
-            raise ValueError(
-                f"The drafter scores {host.vocabulary_size(self.model)} ids and the target "
-                f"{host.vocabulary_size(target)}: they may not share a vocabulary. If they use one tokenizer and only "
-                "pad their output layers differently, show it: DraftModel(model, tokenizer=..., target_tokenizer=...)."
-            )
+        self._comparison.check(self.model, target, self.tokenizer, self.target_tokenizer or tokenizer, "DraftModel")
 
     def check_synced(self) -> None:
         """Raises `ValueError` if processes share the drafter: each of them needs its own number of drafting passes."""
@@ -194,6 +184,41 @@ def _cache_and_call(model: PreTrainedModel, compilation: Compilation | None) -> 
             # One token after the other, behind the two that a round leaves pending at most.
             return cache, CompiledPasses(call, (1, 2))
     return host.new_cache(model), None
+
+
+class TokenizerComparison:
+    """Compares a draft model's tokenizer with the target's, and remembers the one it was compared with."""
+
+    def __init__(self) -> None:
+        self._agrees_with: PreTrainedTokenizerBase | None = None
+
+    def check(
+        self,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        own: PreTrainedTokenizerBase | None,
+        theirs: PreTrainedTokenizerBase | None,
+        name: str,
+    ) -> None:
+        """Raises `ValueError` if the two models do not share a vocabulary, or seem not to.
+
+        Args:
+            model: the draft model.
+            target: the target.
+            own: the draft model's tokenizer, if it is known.
+            theirs: the target's, if it is known.
+            name: of the drafter's class.
+        """
+        if own is not None and theirs is not None:
+            if theirs is not self._agrees_with:
+                _refuse_other_tokenizer(own, theirs)
+            self._agrees_with = theirs
+        elif host.vocabulary_size(model) != host.vocabulary_size(target):
+            raise ValueError(
+                f"The drafter scores {host.vocabulary_size(model)} ids and the target {host.vocabulary_size(target)}: "
+                "they may not share a vocabulary. If they use one tokenizer and only pad their output layers "
+                f"differently, show it: {name}(model, tokenizer=..., target_tokenizer=...)."
+            )
 
 
 class SharedVocabulary:

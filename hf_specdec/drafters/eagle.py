@@ -50,7 +50,7 @@ class Eagle(Drafter):
     Li et al., arXiv 2401.15077, 2406.16858 and 2503.01840.
 
     Args:
-        head: from `load_head`, or bound to its target when a call begins.
+        head: from `load_head`; every call binds a copy to its target.
         num_draft_tokens: tokens to draft in a round; the head's own setting or 5 by default, in a tree
             `tree.total_tokens`.
         tree: draft trees like this, where the target can verify them; `None` for chains.
@@ -100,6 +100,7 @@ class _EagleSession(HeadSession):
 
     def __init__(self, drafter: Eagle, context: DraftContext, state: DecodeState):
         super().__init__(drafter.head, context, state)
+        self.max_length = context.max_length
         self.tree = drafter.tree if context.takes_trees else None
         self.grows_trees = self.tree is not None
 
@@ -134,11 +135,16 @@ class _EagleSession(HeadSession):
     def _tree(self, tree: DraftTree, last: Tensor, limits: list[int], state: DecodeState) -> Draft:
         total = min(tree.total_tokens, max(limits))
         branches = _Branches(self.head, self.read.reader, last, tree.top_k)
-        depth = min(tree.depth, total)
+        depth = min(tree.depth, total, self._most_tokens_ahead(state, limits))
         tokens, parents, scores = grow(branches.children(last), branches.step, depth, tree.top_k, total)
         allowed = torch.tensor(limits, device=tokens.device)
         lengths = torch.minimum(scores.isfinite().sum(dim=1), allowed)
         return Draft(tokens.to(state.device), lengths.to(state.device), parents=parents.to(state.device))
+
+    def _most_tokens_ahead(self, state: DecodeState, limits: list[int]) -> int:
+        """How far a path may lead in the row that has most room for it, so that the target's token ends no row."""
+        lengths = (length for length, limit in zip(state.row_lengths, limits, strict=True) if limit > 0)
+        return max(1, self.max_length - min(lengths) - 1)
 
 
 class _Branches:

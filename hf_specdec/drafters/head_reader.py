@@ -19,12 +19,12 @@ from hf_specdec.verify import TargetPass
 
 
 def refuse_target(head: EagleHead, target: PreTrainedModel) -> None:
-    """Raises `ValueError` if the head cannot read this target, and else binds it."""
+    """Raises `ValueError` if the head cannot read this target. The head itself stays as it is: sessions bind copies."""
     if target.config.is_encoder_decoder:
         raise ValueError("Heads over hidden states draft for decoder-only targets, not for encoder-decoder models.")
     if not isinstance(host.decoder_layers(target), torch.nn.ModuleList):
         raise ValueError(f"The layers of {type(target).__name__} are no list, so their states cannot be tapped.")
-    head.bind(target)
+    copy.copy(head).bind(target)
     if head.config.kind == "eagle3" and max(head.config.taps) > host.num_layers(target):
         raise ValueError(f"The head taps {head.config.taps}; the target has {host.num_layers(target)} layers.")
 
@@ -128,7 +128,7 @@ class Pending:
             states = before[place]
             if state.prompt_mask is not None and len(states):
                 kept = state.prompt_mask[row, :-1][-len(states) :].to(states.device)
-                states = states[-len(kept) :][kept]
+                states = states[len(states) - len(kept) :][kept]
             count = max(0, min(len(states), len(prompt) - 1))
             self.states[place].append(states[len(states) - count :].clone())
             self.tokens[place].extend(prompt[len(prompt) - count :])

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
-from hf_specdec.drafters.draft_model import SharedVocabulary
+from hf_specdec.drafters.draft_model import SharedVocabulary, TokenizerComparison
 from hf_specdec.drafters.drawing import Drawing, chain
 from hf_specdec.drafters.head_reader import HeadSession, refuse_target
 from hf_specdec.heads import EagleHead
@@ -30,6 +30,9 @@ class ParallelDraft(Drafter):
         model: an `EagleHead` with a mask token, or a decoder-only language model that was trained with one.
         mask_token_id: of a language model, the id that stands for tokens not known yet.
         num_draft_tokens: tokens to draft in a round; by default the head's own setting, else 5.
+        tokenizer: a language model's tokenizer. With both tokenizers known, their vocabularies are compared token by
+            token, and output layers padded to different sizes are accepted.
+        target_tokenizer: the target's tokenizer; the call's own `tokenizer=` counts as well.
 
     Raises:
         ValueError: if the model cannot draft in parallel or an option is out of range.
@@ -44,17 +47,23 @@ class ParallelDraft(Drafter):
         model: EagleHead | PreTrainedModel,
         mask_token_id: int | None = None,
         num_draft_tokens: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
         self.model = model
         if isinstance(model, EagleHead):
             mask_token_id = _mask_of_head(model, mask_token_id)
+            if tokenizer is not None or target_tokenizer is not None:
+                raise ValueError("A head drafts ids of its target; tokenizers are compared for language models only.")
             self.default_num_draft_tokens = model.config.num_draft_tokens or 5
         elif isinstance(model, PreTrainedModel):
             _refuse_model(model, mask_token_id)
         else:
             raise ValueError(f"ParallelDraft needs an EagleHead or a language model, not {type(model).__name__}.")
         self.mask_token_id: Any = mask_token_id
+        self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
+        self._comparison = TokenizerComparison()
 
     @property
     def reads_states(self) -> bool:  # type: ignore[override]
@@ -62,13 +71,16 @@ class ParallelDraft(Drafter):
         return isinstance(self.model, EagleHead)
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Raises `ValueError` if the target is of another kind than the model was made for."""
+        """Raises `ValueError` if the target is of another kind or vocabulary than the model was made for."""
         if isinstance(self.model, EagleHead):
             refuse_target(self.model, target)
         elif target.config.is_encoder_decoder:
             raise ValueError("ParallelDraft drafts for decoder-only targets, not for encoder-decoder models.")
         elif host.is_empty(self.model):
             raise ValueError(f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights.")
+        else:
+            theirs = self.target_tokenizer or tokenizer
+            self._comparison.check(self.model, target, self.tokenizer, theirs, "ParallelDraft")
 
     def check_synced(self) -> None:
         """Raises `ValueError` if processes share the drafter."""
@@ -150,14 +162,18 @@ class _ModelSession(_ParallelSession):
         self.device = host.device_of(model) or state.device
         cache = host.new_cache(model)
         host.refuse_cache(cache, is_filled=False)
-        if len(state.rows) > 1 and not host.can_be_ragged(cache):
-            raise ValueError(f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged.")
+        if len(state.rows) > 1 and not (context.in_lockstep or host.can_be_ragged(cache)):
+            raise ValueError(
+                f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
+                "Generate one row at a time, or use another drafter."
+            )
         arguments = host.draft_arguments(model)
         self.reader = CachedModel(model, cache, arguments, len(state.rows), self.device, limit)
         self.context_length = limit or 2**62
         self.mask_token_id = drafter.mask_token_id
         self.num_embeddings = host.num_embeddings(model)
-        self.shared = SharedVocabulary(model, context.target)
+        own = len(drafter.tokenizer) if drafter.tokenizer is not None else None
+        self.shared = SharedVocabulary(model, context.target, own)
         self.drawing = Drawing(context, state, self.device)
 
     def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:

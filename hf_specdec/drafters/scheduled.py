@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, compress
 from operator import mul
 
@@ -14,6 +16,7 @@ import torch
 from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
+from hf_specdec.paths import chain_of, largest, products, united
 from hf_specdec.schedule import FREE, PLAIN, Experience, Load, Rate, Rest, best_width, expected_tokens, row_weights
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
@@ -50,49 +53,45 @@ class Offer:
             how often its first, second, ... token stays at all.
         copied: the tokens, if they cost nothing to have.
         parents: if these are a tree, which token each one follows, -1 for the text.
+        limit: most tokens the row may draft.
     """
 
     arm: Arm
     rates: list[Rate]
     copied: list[int] = field(default_factory=list)
     parents: list[int] | None = None
+    limit: int = sys.maxsize
 
-    @property
+    @cached_property
     def survival(self) -> list[float]:
-        """Probability that each token stays, the largest first: in a chain, that the first 1, 2, ... all stay."""
-        return sorted(self._chances(), reverse=True)
+        """Probability that each token stays, the largest first: in a chain, that the first 1, 2, ... all stay.
+
+        It is known once asked for: what the rates learn later is for later offers.
+        """
+        return sorted(self._chances, reverse=True)
 
     def best(self, width: int) -> Offer:
         """The copy cut down to the tokens that are most likely to stay."""
         if self.parents is None:
             return replace(self, rates=self.rates[:width], copied=self.copied[:width])
-        chances = self._chances()
-        kept = sorted(sorted(range(len(chances)), key=lambda i: (-chances[i], i))[:width])
-        places = {-1: -1} | {index: place for place, index in enumerate(kept)}
-        return replace(
-            self,
-            rates=[self.rates[i] for i in kept],
-            copied=[self.copied[i] for i in kept],
-            parents=[places[self.parents[i]] for i in kept],  # nothing stays more often than what it follows
-        )
+        kept, parents = largest(self._chances, self.parents, width)
+        rates, copied = [self.rates[place] for place in kept], [self.copied[place] for place in kept]
+        return replace(self, rates=rates, copied=copied, parents=parents)
 
     def united(self, other: Offer) -> Offer:
-        """One tree of two copies, with the arm of this one; a token that both have keeps its larger rate."""
-        rates, copied = list(self.rates), list(self.copied)
-        parents = list(self.parents or range(-1, len(copied) - 1))
-        known = {edge: place for place, edge in enumerate(zip(parents, copied, strict=True))}
-        places = {-1: -1}  # of the other's tokens
-        others = zip(other.rates, other.copied, other.parents or range(-1, len(other.copied) - 1), strict=True)
-        for index, (rate, token, parent) in enumerate(others):
-            edge = places[parent], token
-            place = places[index] = known.setdefault(edge, len(copied))
-            if place == len(copied):
-                rates.append(rate)
-                copied.append(token)
-                parents.append(places[parent])
-            elif rate.value > rates[place].value:
+        """One tree of two copies, with the arm of this one; a token that both have keeps its larger rate.
+
+        Of more tokens than the row may draft, the likeliest.
+        """
+        mine, theirs = (offer.parents or chain_of(len(offer.copied)) for offer in (self, other))
+        copied, parents, places = united(self.copied, mine, other.copied, theirs)
+        rates: list[Rate] = self.rates + other.rates[:1] * (len(copied) - len(self.rates))
+        for place, rate in zip(places, other.rates, strict=True):
+            if place >= len(self.rates) or rate.value > rates[place].value:
                 rates[place] = rate
-        return Offer(self.arm, rates, copied, parents)
+        limit = max(self.limit, other.limit)  # of the row; an arm may draft less
+        whole = Offer(self.arm, rates, copied, parents, limit)
+        return whole if len(copied) <= limit else whole.best(limit)
 
     def learn(self, kept: int, asked: int, emitted: int) -> None:
         """Adds a round's outcome of a chain to the rates.
@@ -119,7 +118,7 @@ class Offer:
 
     def learn_text(self, text: list[int]) -> None:
         """Compares a copy with the text that came, as far as it is known."""
-        parents = self.parents or list(range(-1, len(self.copied) - 1))
+        parents = self.parents or chain_of(len(self.copied))
         current: int | None = -1
         for token in text:
             followers = [place for place, parent in enumerate(parents) if parent == current]
@@ -131,14 +130,12 @@ class Offer:
             if current is None:
                 return
 
+    @cached_property
     def _chances(self) -> list[float]:
         """Probability that each token stays, in the order of the rates."""
         values = [rate.value for rate in self.rates]
         if self.parents is not None:
-            chances = {-1: 1.0}
-            for place, (value, parent) in enumerate(zip(values, self.parents, strict=True)):
-                chances[place] = value * chances[parent]
-            return [chances[place] for place in range(len(values))]
+            return products(values, self.parents)
         return values if self.arm.session.grows_trees and not self.copied else list(accumulate(values, mul))
 
 
@@ -217,7 +214,7 @@ class ScheduledSession(DraftSession):
         self.experience = experience
         self.in_lockstep = in_lockstep
         self.is_fixed = is_fixed
-        self.num_unread = {arm.name: num_unread for arm in arms}
+        self.num_unread = {arm.name: 0 if arm.session.shares_passes else num_unread for arm in arms}
         self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
         self.taps = tuple(sorted({tap for arm in arms for tap in arm.session.taps}))
         self.rest = Rest()
@@ -244,7 +241,8 @@ class ScheduledSession(DraftSession):
             payer = current.plan.payer if current.plan.width > 0 else None
         for arm in self.arms:
             arm.session.commit(state, _share(outcome, arm, current), target_pass)
-            self.num_unread[arm.name] = 0 if arm is payer else self.num_unread[arm.name] + max(outcome.emitted)
+            has_read = arm is payer or arm.session.shares_passes
+            self.num_unread[arm.name] = 0 if has_read else self.num_unread[arm.name] + max(outcome.emitted)
 
     def keep_rows(self, places: list[int]) -> None:
         for arm in self.arms:
@@ -257,8 +255,9 @@ class ScheduledSession(DraftSession):
         acceptance = self.experience.acceptance_of(arm.name)
         limits = [min(limit, arm.longest) for limit in limits]
         if isinstance(arm.session, CopySession):
-            copies = arm.session.copies(state, limits)
-            return [Offer(arm, acceptance.of_confidences(c.confidences), c.tokens, c.parents) for c in copies]
+            copies = zip(arm.session.copies(state, limits), limits, strict=True)
+            rates = acceptance.of_confidences
+            return [Offer(arm, rates(copy.confidences), copy.tokens, copy.parents, limit) for copy, limit in copies]
         return [Offer(arm, acceptance.of_positions(limit)) for limit in arm.session.within_context(state, limits)]
 
     def _plan(self, offers: dict[str, list[Offer]], state: DecodeState) -> Plan:
@@ -277,7 +276,9 @@ class ScheduledSession(DraftSession):
         return self._plain_trial(chosen, state) or self._trial(plans, chosen) or chosen
 
     def _mixed(self, free: list[Offer | None], own: list[Offer]) -> list[Offer | None]:
-        """The better offer of every row; all of the arm's own if copies are better everywhere."""
+        """The better offer of every row; all of the arm's own if copies are better everywhere, or may not join."""
+        if own[0].arm.session.shares_passes:
+            return _choice([None] * len(own), own, _first)
         mixed = _choice(free, own, _better)
         is_used = any(held is new for held, new in zip(mixed, own, strict=True))
         return mixed if is_used else _choice([None] * len(own), own, _first)
@@ -291,6 +292,8 @@ class ScheduledSession(DraftSession):
                 chosen = _choice(chosen, offers[arm.name], _first)
                 if not arm.is_free and any(offer is not None and offer.arm is arm for offer in chosen):
                     payer = arm
+        if payer is not None and payer.session.shares_passes:  # what is copied for other rows must wait
+            chosen = _choice([None] * len(chosen), offers[payer.name], _first)
         width = max((len(offer.rates) for offer in chosen if offer is not None), default=0)
         return Plan(chosen, width, payer)
 

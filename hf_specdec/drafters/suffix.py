@@ -12,8 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_specdec import host
 from hf_specdec.chains import GAP
 from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter
-from hf_specdec.history import NOTHING, CopyRule, Proposal, TokenHistory
+from hf_specdec.history import CopyRule, Proposal, TokenHistory
 from hf_specdec.options import SpeculationOptions, check_count
+from hf_specdec.paths import chain_of
 from hf_specdec.schedule import copy_confidence
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
@@ -70,6 +71,9 @@ class Suffix(Drafter):
             not show in the speed of others.
         tokenizer: the target's tokenizer; a memory that belongs to another one is then refused.
         num_draft_tokens: most tokens to draft in a round.
+        branches: whether drafts may be trees, which go on with every token that was often enough seen there, in the own
+            text or in earlier outputs. Where the target cannot verify trees, and without it, a draft is the chain of
+            the most frequent tokens, from the better of the two.
 
     Raises:
         ValueError: if a value is out of range, the namespace has other settings, or its memory is another tokenizer's.
@@ -89,12 +93,16 @@ class Suffix(Drafter):
         namespace: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         num_draft_tokens: int | None = None,
+        branches: bool = True,
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
         rule = CopyRule(max_spec_factor, max_spec_offset, min_token_prob)
         self.settings = _Settings(max_tree_depth, max_cached_requests, max_cached_tokens, rule)
         self.default_num_draft_tokens = max_tree_depth
         self.namespace = namespace
+        if branches not in (True, False):
+            raise ValueError(f"branches={branches!r} must be True or False.")
+        self.branches = branches
         self._fingerprint: tuple[Any, int, str] | None = None  # of the tokenizer that was seen last
         known = Vocabulary() if tokenizer is None else Vocabulary(fingerprint=self._fingerprint_of(tokenizer))
         self.history = self._joined_memory()
@@ -159,7 +167,7 @@ class Suffix(Drafter):
         rule = self.settings.rule
         if context.is_scheduled:
             rule = replace(rule, max_spec_factor=float(self.settings.max_tree_depth))
-        return _SuffixSession(self, rule, vocabulary_size, state)
+        return _SuffixSession(self, rule, vocabulary_size, state, self.branches and context.takes_trees)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Suffix:
         # A copy of a target that holds this drafter shares it, and what it remembers.
@@ -228,7 +236,8 @@ class _Row:
 class _SuffixSession(CopySession):
     """Looks every row's end up in its own text and in earlier outputs."""
 
-    def __init__(self, drafter: Suffix, rule: CopyRule, vocabulary_size: int, state: DecodeState):
+    def __init__(self, drafter: Suffix, rule: CopyRule, vocabulary_size: int, state: DecodeState, branches: bool):
+        self.branches = branches
         self.settings, self.rule, self.past = drafter.settings, rule, drafter.history
         self.noise_stream = 0 if self.past is None else self.past.next_reader()
         self.vocabulary_size = vocabulary_size
@@ -236,7 +245,7 @@ class _SuffixSession(CopySession):
 
     def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:
         rows = zip(self.rows, state.rows, limits, strict=True)
-        return [_as_copy(self._proposal(row, state.tokens[index], limit)) for row, index, limit in rows]
+        return [self._copy(row, state.tokens[index], limit) for row, index, limit in rows]
 
     def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
         if self.past is None:
@@ -251,22 +260,31 @@ class _SuffixSession(CopySession):
     def keep_rows(self, places: list[int]) -> None:
         self.rows = [self.rows[place] for place in places]
 
-    def _proposal(self, row: _Row, text: list[int], limit: int) -> Proposal:
+    def _copy(self, row: _Row, text: list[int], limit: int) -> Copy:
+        """The better proposal of the own text and of earlier outputs; both of them, if that is a tree."""
         if limit <= 0:
-            return NOTHING
+            return Copy([], [])
         row.read(text, self.vocabulary_size)
-        own = row.history.propose(None, limit, self.rule)
+        own = row.history.propose(None, limit, self.rule, self.branches)
         if self.past is None:
-            return own
-        past = self.past.propose(text[-self.settings.max_tree_depth :], limit, self.rule)
-        return past if past.score > own.score else own
+            return _as_copy(own)
+        past = self.past.propose(text[-self.settings.max_tree_depth :], limit, self.rule, self.branches)
+        better, other = (past, own) if past.score > own.score else (own, past)
+        copy = _as_copy(better)
+        if not (self.branches and other.tokens):
+            return copy
+        both = copy.united(_as_copy(other), limit)
+        return copy if both.parents is None else both
 
 
 def _as_copy(proposal: Proposal) -> Copy:
     """The proposal with a confidence for every token: of few matches and short ones, less than their share."""
-    confidences, voters = [], float(proposal.num_matches)
-    for place, share in enumerate(proposal.probs):
-        votes = voters * share
-        confidences.append(copy_confidence(votes, voters, proposal.match_length + place))
-        voters = votes
-    return Copy(proposal.tokens, confidences)
+    tokens, probs, num_matches, match_length, _, parents = proposal
+    confidences: list[float] = []
+    voters, depths = [float(num_matches)], [match_length]  # of the text, then of every token
+    for share, parent in zip(probs, parents or chain_of(len(tokens)), strict=True):
+        before, depth = voters[parent + 1], depths[parent + 1]
+        voters.append(before * share)
+        depths.append(depth + 1)
+        confidences.append(copy_confidence(voters[-1], before, depth))
+    return Copy(tokens, confidences, parents)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter
 from hf_specdec.options import SpeculationOptions, check_count
-from hf_specdec.recycling import SuccessorTable, grow, grow_chain, likeliest
+from hf_specdec.recycling import Successors, SuccessorTable, grow, grow_chain, likeliest
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 
@@ -26,8 +27,9 @@ class TokenRecycling(Drafter):
     Theirs is a static tree; here it holds the likeliest nodes by the probabilities in the table, as many as pay.
 
     A table belongs to a target and is kept over calls: it changes the speed, never the output or its law. It takes
-    64 bytes for each token of the vocabulary and lies on the host, so it is not pickled or copied. Where the host's
-    own loop runs the target (`as_candidate_generator`) nobody sees its logits, so nothing is learned there.
+    64 bytes for each token of the vocabulary and lies where the target's logits are, so it is not pickled or copied.
+    Where the host's own loop runs the target (`as_candidate_generator`) nobody sees its logits, so nothing is learned
+    there.
 
     Args:
         num_draft_tokens: most nodes of a tree; the whole width of the pass that verifies it.
@@ -47,11 +49,13 @@ class TokenRecycling(Drafter):
         self.top_k = top_k
         self._new_tables()
 
-    def table_of(self, target: PreTrainedModel) -> SuccessorTable:
-        """What is known of a target's tokens."""
+    def table_of(self, target: PreTrainedModel, device: torch.device | None = None) -> SuccessorTable:
+        """What is known of a target's tokens; brought to a device, if one is named."""
         with self._lock:
             if target not in self._tables:
-                self._tables[target] = SuccessorTable(host.vocabulary_size(target), self.top_k)
+                self._tables[target] = SuccessorTable(host.vocabulary_size(target), self.top_k, device or "cpu")
+            if device is not None:
+                self._tables[target].move(device)
             return self._tables[target]
 
     def clear(self) -> None:
@@ -61,7 +65,7 @@ class TokenRecycling(Drafter):
 
     def start(self, context: DraftContext, state: DecodeState) -> CopySession:
         """Begins a call with what earlier ones have left in the target's table."""
-        return _RecyclingSession(self.table_of(context.target), self.top_k, context.takes_trees)
+        return _RecyclingSession(self.table_of(context.target, state.device), self.top_k, context.takes_trees)
 
     def __getstate__(self) -> dict[str, Any]:
         # The tables belong to targets in memory.
@@ -83,32 +87,34 @@ class _RecyclingSession(CopySession):
         self.table, self.top_k, self.takes_trees = table, top_k, takes_trees
 
     def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:
-        rows = zip(state.rows, limits, strict=True)
-        return [self._copy(state.tokens[row][-1], limit) for row, limit in rows]
+        ends = [state.tokens[row][-1] for row in state.rows]
+        successors = self.table.reader([end for end, limit in zip(ends, limits, strict=True) if limit > 0])
+        return [self._copy(end, successors, limit) for end, limit in zip(ends, limits, strict=True)]
 
     def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
         if target_pass is None:
             return
-        ids, probs = likeliest(target_pass.logits, self.top_k)
-        read = target_pass.tokens.cpu().numpy()
-        for place, emitted in enumerate(outcome.emitted):
-            if emitted == 0:
-                continue  # the row had ended
-            order = self._order(outcome, place, read.shape[1])
-            self.table.learn(read[place, order], ids[place, order], probs[place, order])
+        ids, probs = likeliest(target_pass.logits.flatten(0, 1), self.top_k)
+        order = torch.tensor(_order(outcome, target_pass.tokens.shape[1]), device=ids.device)
+        if len(order):
+            self.table.learn(target_pass.tokens.flatten()[order], ids[order], probs[order])
 
-    @staticmethod
-    def _order(outcome: Outcome, place: int, width: int) -> np.ndarray:
-        """A row's positions of the pass, those that stayed last: of a token read twice, they count."""
-        num_kept = outcome.emitted[place]
-        kept = list(range(num_kept)) if outcome.positions is None else outcome.positions[place][:num_kept]
-        return np.array([*sorted(set(range(width)) - set(kept)), *kept])
-
-    def _copy(self, last: int, limit: int) -> Copy:
+    def _copy(self, last: int, successors: Callable[[int], Successors], limit: int) -> Copy:
         if limit <= 0:
             return Copy([], [])
         if not self.takes_trees:
-            chain = grow_chain(last, self.table.successors, limit)
+            chain = grow_chain(last, successors, limit)
             return Copy(chain.tokens, chain.confidences)
-        tree = grow(last, self.table.successors, limit)
+        tree = grow(last, successors, limit)
         return Copy(tree.tokens, tree.confidences, tree.parents)
+
+
+def _order(outcome: Outcome, width: int) -> list[int]:
+    """Positions of the pass, row after row, those that stayed last: of a token read twice, they count."""
+    order = []
+    for place, count in enumerate(outcome.emitted):
+        if count == 0:
+            continue  # the row had ended
+        kept = list(range(count)) if outcome.positions is None else outcome.positions[place][:count]
+        order += [place * width + position for position in [*sorted(set(range(width)) - set(kept)), *kept]]
+    return order

@@ -257,6 +257,10 @@ class EagleHead(nn.Module):
             self._bound_lm_head = (target.get_output_embeddings(),)
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is lent belongs to the target: a copy, or what was stored, is bound when its first call begins.
+        return self.__dict__ | {"_bound_embedding": (), "_bound_lm_head": ()}
+
     def combine(self, features: Tensor) -> Tensor:
         """What the layers read of the target's hidden states.
 
