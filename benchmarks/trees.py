@@ -2,8 +2,9 @@
 
     python benchmarks/trees.py [--target DIR] [--rows 1] [--contexts 128,1024] [--repeats 15] [--output FILE]
 
-Passes of the target over 16 drafted tokens as a tree and as a chain, over 60 as a tree, and over none; then what a
-head as wide as the target (EAGLE-3, one layer, random weights: only seconds are measured; it drafts a quarter of the
+Passes of the target over 16 drafted tokens as a tree and as a chain, over 60 as a tree, over one and over none, and
+over one as it would be if Transformers' sdpa copied the cache for every head (`host.heads_in_groups`). Then what a head
+as wide as the target (EAGLE-3, one layer, random weights: only seconds are measured; it drafts a quarter of the
 vocabulary, as published heads do) takes for a step of a chain and for a whole tree of 60 tokens in 7 levels. All take
 turns, so that a busy machine meets all of them alike.
 """
@@ -11,11 +12,13 @@ turns, so that a busy machine meets all of them alike.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -34,6 +37,7 @@ from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 
+ONE, UNGROUPED = "pass over a chain of 1", "the same, the cache copied for every head"
 CHAIN, TREE, WIDE_TREE, NONE = (
     "pass over a chain of 16",
     "pass over a tree of 16",
@@ -83,6 +87,8 @@ def milliseconds(model: Any, context: int, options: argparse.Namespace) -> dict[
     tree = Drafting(model, text, DraftTree(depth=7, top_k=10, total_tokens=60), share)
     timed = {
         NONE: lambda: target.read(0),
+        ONE: lambda: target.read(1),
+        UNGROUPED: lambda: ungrouped(target),
         CHAIN: lambda: target.read(16),
         TREE: lambda: target.read(16, binary_tree(16)),
         WIDE_TREE: lambda: target.read(60, binary_tree(60)),
@@ -112,6 +118,12 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
 def binary_tree(size: int) -> list[int]:
     """Parents of a tree in which every token has two children."""
     return [(index - 2) // 2 if index > 1 else -1 for index in range(size)]
+
+
+def ungrouped(target: Target) -> None:
+    """A pass over one drafted token by the host's own sdpa."""
+    with mock.patch.object(host, "heads_in_groups", contextlib.nullcontext):
+        target.read(1)
 
 
 class Target:

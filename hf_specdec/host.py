@@ -514,6 +514,12 @@ def reads_token_set(processor: LogitsProcessor) -> bool:
     return type(processor) in _TOKEN_SET
 
 
+def num_ignored(processor: LogitsProcessor) -> int:
+    """Tokens at the front of a row that a processor passes over: the most of any row."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    return int(ignored.max()) if isinstance(ignored, Tensor) else ignored or 0
+
+
 def is_stateless(processor: LogitsProcessor) -> bool:
     """Whether a processor is known to be a function of a row's own prefix and scores."""
     return reads_scores_only(processor) or type(processor) in _PREFIX_ONLY
@@ -640,6 +646,7 @@ def forward(
     arguments[CACHE_NAME] = cache
     inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
     _refuse_cut_inputs(model, inputs, tokens)
+    _refuse_other_mask(model, inputs, mask)
     if is_ready:
         inputs[_mask_name(model)] = mask
     return (call or model)(**inputs, return_dict=True)
@@ -745,7 +752,7 @@ def refuse_halves(model: Any) -> None:
 
 @contextmanager
 def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]:
-    """Collects some hidden states of the passes made inside, without keeping the others.
+    """Collects some hidden states of the passes made inside by this thread, without keeping the others.
 
     Args:
         model: the target.
@@ -756,14 +763,14 @@ def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]
         For every tap one tensor (B, W, H) a pass, in order.
     """
     found: dict[int, list[Tensor]] = {tap: [] for tap in taps}
-    handles = []
+    handles, thread = [], threading.get_ident()
     try:
         for tap, states in found.items():
             if tap == num_layers(model):
-                hook = functools.partial(_keep_output, states)
+                hook = functools.partial(_keep_output, states, thread)
                 handles.append(model.get_decoder().register_forward_hook(hook))
             else:
-                hook = functools.partial(_keep_input, states)
+                hook = functools.partial(_keep_input, states, thread)
                 handles.append(decoder_layers(model)[tap].register_forward_pre_hook(hook, with_kwargs=True))
         yield found
     finally:
@@ -771,12 +778,14 @@ def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]
             handle.remove()
 
 
-def _keep_input(states: list[Tensor], module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    states.append(args[0] if args else kwargs["hidden_states"])
+def _keep_input(states: list[Tensor], thread: int, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    if threading.get_ident() == thread:
+        states.append(args[0] if args else kwargs["hidden_states"])
 
 
-def _keep_output(states: list[Tensor], module: Any, args: tuple, output: Any) -> None:
-    states.append(output[0])
+def _keep_output(states: list[Tensor], thread: int, module: Any, args: tuple, output: Any) -> None:
+    if threading.get_ident() == thread:
+        states.append(output[0])
 
 
 # --- compiled passes --------------------------------------------------------------------------------------
@@ -796,6 +805,18 @@ def _refuse_cut_inputs(model: Any, inputs: dict[str, Any], tokens: Tensor) -> No
         raise ValueError(
             f"{type(model).__name__}.prepare_inputs_for_generation feeds {fed.shape[1]} of {tokens.shape[1]} tokens "
             "behind a cache, so a draft cannot be verified. Let it obey next_sequence_length, or set assistant=False."
+        )
+
+
+def _refuse_other_mask(model: Any, inputs: dict[str, Any], mask: Any) -> None:
+    """Raises `ValueError` if a model's own code (PEFT, learned prefixes) lengthens a mask that may have holes."""
+    fed = inputs.get(_mask_name(model))
+    if not (isinstance(fed, Tensor) and isinstance(mask, Tensor) and fed.dim() == mask.dim() == 2):
+        return
+    if fed.shape[1] != mask.shape[1]:
+        raise ValueError(
+            f"{type(model).__name__}.prepare_inputs_for_generation makes a mask over {fed.shape[1]} slots of one over "
+            f"{mask.shape[1]}, so holes in it would move. Generate one row at a time, or set assistant=False."
         )
 
 
@@ -970,7 +991,15 @@ def with_room(model: Any, cache: Any, max_length: int, num_ahead: int) -> Any:
         cache: what the host prepared.
         max_length: tokens the longest text may get.
         num_ahead: tokens of the widest pass.
+
+    Raises:
+        ValueError: if the cache is one that an earlier call has made and returned, and too small for the text.
     """
+    if type(cache) is _RoomyStaticCache and (slots := capacity(cache)) is not None and slots < max_length - 1:
+        raise ValueError(
+            f"The static cache that an earlier call has returned holds {slots} tokens, and the text may reach "
+            f"{max_length}. Lower max_new_tokens, or do not set cache_implementation: the default cache grows."
+        )
     is_ours_to_replace = type(cache) is StaticCache and not getattr(cache, "_is_user_defined", False)
     if not is_ours_to_replace or cache.offloading:
         return cache

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.checkpoints import load_head, recognise
-from hf_specdec.drafters import Drafter, DraftModel, Eagle, ParallelDraft
+from hf_specdec.drafters import Drafter, DraftModel, DraftTree, Eagle, ParallelDraft
 
 
 def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
@@ -34,25 +34,34 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
         raise ValueError(f"assistant={location!r} cannot be opened. {reason}") from reason
 
 
-def load_drafter(location: str, target: PreTrainedModel) -> Drafter:
+def load_drafter(
+    location: str, target: PreTrainedModel, taps: tuple[int, ...] | None = None, tree: DraftTree | None = None
+) -> Drafter:
     """Opens whatever drafter a folder or a Hub repository holds, on the target's device and in its dtype.
 
     Args:
         location: a local folder or a Hub id: a head of the EAGLE family (EAGLE-1, EAGLE-3, HASS), a P-EAGLE head, a
             PARD model, or any complete language model.
         target: the model it is to draft for.
+        taps: for heads over several hidden states, indices into the target's `hidden_states` to read instead of those
+            the checkpoint names: published formats disagree about what a layer's number means.
+        tree: for heads that draft one token after the other, how to draft trees; `None` for chains.
 
     Returns:
         `Eagle`, `ParallelDraft` or `DraftModel`.
 
     Raises:
-        ValueError: if it is no known or supported drafter, or was made for another target.
+        ValueError: if it is no known or supported drafter, was made for another target, or has no use for an option.
     """
     dialect = recognise(location)
+    if tree is not None and dialect.family != "eagle":
+        raise ValueError(f"tree={tree}: only heads that draft one token after the other grow trees, not {location}.")
     if dialect.family == "eagle":
-        return Eagle(load_head(location, target))
+        return Eagle(load_head(location, target, taps), tree=tree)
     if dialect.family == "parallel-head":
-        return ParallelDraft(load_head(location, target))
+        return ParallelDraft(load_head(location, target, taps))
+    if taps is not None:
+        raise ValueError(f"taps={taps}: {location} holds a model of its own, which reads no hidden states.")
     model = _language_model(location, target)
     if dialect.family == "parallel-model":
         return ParallelDraft(model, mask_token_id=dialect.mask_token_id)

@@ -179,7 +179,9 @@ class _Columns:
         return [self.fill if done else token for token, done in zip(tokens, self.finished, strict=True)]
 
     def append(self, tokens: list[int], kept: list[int], follows: list[int], ended: list[bool]) -> bool:
-        """Adds a column; whether another may follow: some row is unfinished, and all such kept their draft.
+        """Adds a column; whether another may follow: some row is unfinished, and all that were have kept their draft.
+
+        A row that ends with a token of the target's own has not been read to its end: the next pass begins there.
 
         Args:
             tokens: one a row.
@@ -196,7 +198,7 @@ class _Columns:
             self.emitted[row] += 1
             self.accepted[row] += kept[row]
             self.finished[row] = ended[row]
-            kept_all = kept_all and (ended[row] or bool(kept[row]))
+            kept_all = kept_all and bool(kept[row])
         return kept_all and not all(self.finished)
 
     def outcome(self, drafted: list[int], is_tree: bool) -> Outcome:

@@ -93,13 +93,15 @@ class SuccessorTable:
 
     def __init__(self, vocabulary: int, top_k: int, device: torch.device | str = "cpu"):
         # Ids, and the bits of their probabilities: 0 for unknown. The last entry takes what must not be learned.
-        self._hold(torch.zeros(vocabulary + 1, 2, min(top_k, vocabulary), dtype=torch.int32, device=device))
+        with torch.inference_mode(False):  # it outlives the call
+            entries = torch.zeros(vocabulary + 1, 2, min(top_k, vocabulary), dtype=torch.int32, device=device)
+        self._hold(entries)
         self._lock = threading.Lock()
 
     def _hold(self, entries: Tensor) -> None:
         self.entries = entries
         self.vocabulary = len(entries) - 1
-        # On the host single entries are read through numpy, which is twenty times as fast.
+        # On the host single entries are read through numpy: a tensor takes far longer to look one up.
         self._on_host = entries.numpy() if entries.device.type == "cpu" else None
 
     @property
@@ -116,7 +118,8 @@ class SuccessorTable:
         """Brings the table to a device; nothing happens if it is there."""
         with self._lock:
             if device != self.device:
-                self._hold(self.entries.to(device))
+                with torch.inference_mode(False):
+                    self._hold(self.entries.to(device))
 
     def successors(self, token: int) -> Successors:
         """The known successors of a token and their probabilities, the likeliest first."""

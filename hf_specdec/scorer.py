@@ -32,6 +32,7 @@ class Scorer:
         self.processors = processors
         self.is_stateless = all(host.is_stateless(processor) for processor in processors)
         self.reads_scores_only = all(host.reads_scores_only(processor) for processor in processors)
+        self._num_ignored = [host.num_ignored(processor) for processor in processors]
 
     def stateless_part(self) -> Scorer:
         """The processors a drafter may apply too: those without a state to disturb, as copies of its own.
@@ -60,14 +61,15 @@ class Scorer:
         assert self.is_stateless
         scores = logits
         prefixes: _Prefixes | None = None
-        for processor in self.processors:
+        for processor, num_ignored in zip(self.processors, self._num_ignored, strict=True):
             if host.reads_scores_only(processor):
                 flat = scores.flatten(0, 1)
                 unread_ids: Any = state.sequences.new_zeros(len(flat), 1)
                 scores = processor(unread_ids, flat).view_as(scores)
                 continue
             prefixes = prefixes or _prefixes(state, scores.shape[1], first, draft)
-            if host.reads_token_set(processor) and min(state.row_lengths) + first > 0:
+            # A set stays what it is if a prefix is filled up with its last token, unless that one is passed over.
+            if host.reads_token_set(processor) and min(state.row_lengths) + first > num_ignored:
                 scores = prefixes.scored_as_sets(processor, scores)
             else:
                 scores = prefixes.scored_by_length(processor, scores)

@@ -72,6 +72,7 @@ def options(questions, target, **others):
 
 def test_the_document_is_complete_json(document):
     assert json.loads(json.dumps(document)) == document | {"options": json.loads(json.dumps(document["options"]))}
+    assert document["options"]["questions"] == "questions.jsonl"  # by its name: documents are published
     assert {"torch", "transformers", "hf_specdec", "threads", "device", "dtype", "cpu", "date"} <= set(
         document["environment"]
     )

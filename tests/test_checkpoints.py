@@ -479,6 +479,42 @@ def test_a_pickle_of_other_things_is_refused(target, tmp_path):
             load_head(location, target)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(4, 4).to_sparse(), "fc.weight"),
+        (torch.zeros(4, 4, device="meta"), "fc.weight"),
+        (None, "3"),  # a key that is no name
+    ],
+)
+def test_a_pickle_of_unusual_tensors_is_refused(value, message, target, tmp_path):
+    config, tensors = files.eagle3()
+    content = tensors | ({3: torch.zeros(1)} if value is None else {"fc.weight": value})
+    location = files.write(tmp_path, config, tensors, pickled=True)
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=rf"pytorch_model\.bin holds more than plain tensors by name: {message}"):
+        load_head(location, target)
+
+
+def test_junk_is_refused(target, tmp_path):
+    location = files.write(tmp_path, *files.eagle3(), pickled=True)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"hello world" * 100)
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
+        load_head(location, target)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        load_head(location, target)
+
+
+def test_weights_that_overflow_the_targets_dtype_are_refused(tmp_path):
+    config, tensors = files.eagle3()
+    tensors = {name: value.double() if value.is_floating_point() else value for name, value in tensors.items()}
+    tensors["fc.weight"] = torch.full_like(tensors["fc.weight"], 1e300)
+    location = files.write(tmp_path, config, tensors)
+    with pytest.raises(ValueError, match=r"fc\.weight holds numbers that are too large for torch\.float32"):
+        load_head(location, tiny(num_hidden_layers=files.DEPTH, dtype=torch.float32))
+
+
 @pytest.mark.parametrize("is_pickled", [True, False])
 @pytest.mark.parametrize("build", [files.eagle3, files.eagle1])
 def test_a_truncated_file_is_refused(is_pickled, build, target, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -536,6 +537,38 @@ def test_other_folders_open(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty"):
         load_drafter(str(tmp_path / "empty"), target)
+
+
+def test_taps_and_trees_may_be_said_when_a_folder_is_opened(tmp_path):
+    target = tiny(num_hidden_layers=files.DEPTH)
+    folder = files.write(tmp_path / "head", *files.eagle3())
+    drafter = load_drafter(folder, target, taps=(0, 1, 2), tree=TREE)
+    assert drafter.head.config.taps == (0, 1, 2) and drafter.tree == TREE
+    plain, out = texts(target, drafter, 3)
+    assert torch.equal(plain, out) and drafter.stats.drafted > 20
+    target.save_pretrained(tmp_path / "plain")
+    for options in ({"taps": (0, 1, 2)}, {"tree": TREE}):
+        with pytest.raises(ValueError, match="plain"):
+            load_drafter(str(tmp_path / "plain"), target, **options)
+    with pytest.raises(ValueError, match="tree="):
+        load_drafter(files.write(tmp_path / "parallel", *files.parallel()), target, tree=TREE)
+
+
+@pytest.mark.parametrize("build", ["eagle3", "eagle3-tree", "eagle", "p-eagle"])
+def test_a_head_drafts_from_its_own_threads_states(build):
+    """Another thread runs the same target meanwhile, plainly or with a head of its own."""
+    target = hf_specdec.enable(tiny(num_hidden_layers=4))
+    ids, mask = prompts(2)
+    kwargs = {"attention_mask": mask, "max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    plain = target.generate(ids, assistant=False, **kwargs)
+
+    def answers(assistant):
+        return [target.generate(ids, assistant=assistant, **kwargs) for _ in range(3)]
+
+    with ThreadPoolExecutor(3) as pool:
+        assistants = (False, DRAFTERS[build](), DRAFTERS[build]())
+        for found in pool.map(answers, assistants):
+            assert all(torch.equal(text, plain) for text in found)
 
 
 def test_bad_input_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from functools import partial
 
 import pytest
@@ -239,7 +240,13 @@ def test_a_window_hides_what_is_further_back():
         ({"final_norm": False, "norm_output": True}, "final_norm"),
         ({"kind": "eagle"}, "no taps"),
         ({"embed_norm": True}, "belongs to"),
-        ({"num_draft_tokens": 0}, "at least 1"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens=0 must be an integer from 1 on"),
+        ({"num_draft_tokens": 2.5}, "num_draft_tokens=2.5"),
+        ({"hidden_size": 32.0}, "positive integer"),
+        ({"taps": (1.0, 2.0)}, "integers"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan"),
+        ({"rms_norm_eps": -1e9}, "rms_norm_eps"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps='x'"),
         ({"rope": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type='dynamic'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 import hf_specdec
 from hf_specdec import DraftModel, PromptLookup
@@ -33,6 +34,21 @@ def test_prompts_given_as_embeddings(family, with_ids, num_rows):
     given = {"inputs_embeds": embeddings, "attention_mask": mask} | ({"input_ids": ids} if with_ids else {})
     plain = assert_identical(target, **given)
     assert not torch.equal(plain[:, -5:], target.generate(ids, attention_mask=mask, **GREEDY)[:, -5:])
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("ignored", [None, 14])
+def test_repetition_penalties_pass_over_the_same_tokens(num_rows, ignored):
+    """Behind embeddings alone as many of the new tokens as the row has padding; or so many as the user says."""
+    target = hf_specdec.enable(tiny())
+    for seed in range(4):
+        ids, mask = prompts(num_rows, seed=seed)
+        given = {"input_ids": ids}
+        if ignored is None:
+            given = {"inputs_embeds": target.get_input_embeddings()(ids), "repetition_penalty": 1.5}
+        else:
+            given["logits_processor"] = [RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=ignored)]
+        assert_identical(target, attention_mask=mask, **given)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup, host
+from hf_specdec import DraftModel, PromptLookup, TokenRecycling, host
 from tests.models import jittered, prompts, tiny
 
 NEVER = 4  # an id that the models below do not emit
@@ -381,6 +381,30 @@ def test_a_cache_of_the_user_is_filled_as_plain_fills_it(families, family, kind,
     assert torch.equal(*ends)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_end_in_lockstep_are_read_to_their_ends(seed):
+    """A row may end with a token of the target's own while others go on; a second turn then sees that token."""
+    target = hf_specdec.enable(tiny())
+    ids, mask = prompts(3, seed=seed)
+    ends = list(range(2, 40, 3))
+    kwargs = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": ends, "pad_token_id": 0}
+    kwargs |= {"return_dict_in_generate": True, "encoder_no_repeat_ngram_size": 2}  # judged token by token
+
+    def two_turns(assistant):
+        first = target.generate(ids, attention_mask=mask, assistant=assistant, **kwargs)
+        new = first.sequences[:, ids.shape[1] :]
+        has_ended = torch.isin(new, torch.tensor(ends)).long().cumsum(dim=1)
+        is_text = torch.nn.functional.pad(has_ended, (1, 0))[:, :-1] == 0
+        text = torch.cat([first.sequences, torch.tensor([[9, 10, 12]] * 3)], dim=1)
+        seen = torch.cat([mask, is_text.long(), torch.ones(3, 3, dtype=torch.long)], dim=1)
+        cache = {CACHE: first[CACHE]}
+        return target.generate(text, attention_mask=seen, assistant=assistant, **cache, **kwargs).sequences
+
+    plain = two_turns(False)
+    for drafter in (DraftModel(jittered(target, 0.02), num_draft_tokens=5), TokenRecycling(8)):
+        assert torch.equal(two_turns(drafter), plain)
+
+
 @pytest.mark.parametrize("kind", ["similar", "lookup"])
 @pytest.mark.parametrize("family", ["llama", "mistral8", "gemma3"])
 def test_many_turns_with_one_cache(families, family, kind):
@@ -493,6 +517,17 @@ def test_static_caches_serve_ragged_rows_and_windows(family, num_rows):
     for drafter in (DraftModel(target, num_draft_tokens=5), DraftModel(jittered(target)), PromptLookup(1, 3)):
         assert torch.equal(plain, target.generate(ids, assistant=drafter, **kwargs))
         assert target.generate(ids, assistant=drafter, **(kwargs | {"max_new_tokens": 5})).shape[1] <= 17
+
+
+def test_a_returned_static_cache_that_is_too_small_is_refused():
+    target = hf_specdec.enable(tiny("mistral8"))
+    ids, mask = prompts(3)
+    kwargs = {"max_new_tokens": 10, "eos_token_id": None, "return_dict_in_generate": True, "assistant": PromptLookup()}
+    first = target.generate(ids, attention_mask=mask, cache_implementation="static", **kwargs)
+    text = torch.cat([first.sequences, torch.tensor([[5, 6], [7, 8], [9, 10]])], dim=1)
+    given = {CACHE: first[CACHE], "attention_mask": torch.ones_like(text)}
+    with pytest.raises(ValueError, match="earlier call has returned holds"):
+        target.generate(text, **given, **(kwargs | {"max_new_tokens": 40}))
 
 
 def test_rows_of_a_static_cache_do_not_wait_for_each_other():

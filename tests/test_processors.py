@@ -288,6 +288,16 @@ class Seen(LogitsProcessor):
         self.scores.append(scores.clone())
         return scores
 
+    def assert_was_shown_what(self, plain, end):
+        """The same prefixes, and the same scores in rows that have not ended; prompts are 12 tokens long."""
+        assert len(self.ids) == len(plain.ids)
+        assert all(torch.equal(a, b) for a, b in zip(self.ids, plain.ids, strict=True))
+        ended = torch.zeros(len(self.ids[0]), dtype=torch.bool)
+        for ids, a, b in zip(plain.ids, self.scores, plain.scores, strict=True):
+            ended |= (ids[:, 12:] == end).any(dim=1)
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert torch.allclose(a[~ended], b[~ended], rtol=1e-6, atol=1e-9)
+
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -321,13 +331,7 @@ def test_a_users_processor_is_shown_what_plain_shows(target, drafters, drafter, 
         )
         shown.append(seen)
     plain, ours = shown
-    assert len(ours.ids) == len(plain.ids)
-    assert all(torch.equal(a, b) for a, b in zip(ours.ids, plain.ids, strict=True))
-    ended = torch.zeros(num_rows, dtype=torch.bool)
-    for ids, a, b in zip(plain.ids, ours.scores, plain.scores, strict=True):
-        ended |= (ids[:, 12:] == given["eos_token_id"]).any(dim=1)
-        assert a.shape == b.shape and a.dtype == b.dtype
-        assert torch.allclose(a[~ended], b[~ended], rtol=1e-6, atol=1e-9)
+    ours.assert_was_shown_what(plain, given["eos_token_id"])
 
 
 def test_a_users_warper_takes_the_place_of_the_hosts(target, drafters):

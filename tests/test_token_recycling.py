@@ -112,13 +112,14 @@ class Watched(TokenRecycling):
 
 
 def slow_table(model, rounds, top_k):
-    """What a table must hold: every position of every pass, one plain forward pass over its prefix each.
+    """What a table must hold: of every pass the positions to learn from, one plain forward pass over its prefix each.
 
     A position follows the row's text and the drafted tokens it hangs on. Of a token that one pass has read several
-    times the last one counts, positions that stayed behind the others; of several rows the last one.
+    times the last one counts: positions that stayed behind the 16 foremost that were refused.
     """
     table = {}
     for texts, draft, outcome in rounds:
+        refused, stayed = [], []
         for place, text in enumerate(texts):
             if outcome.emitted[place] == 0:
                 continue
@@ -126,12 +127,16 @@ def slow_table(model, rounds, top_k):
             for index in range(int(draft.lengths[place])):
                 paths.append([*paths[draft.known_parents()[place, index] + 1], int(draft.tokens[place, index])])
             said = outcome.appended[place][: outcome.emitted[place]]
-            stayed = [path for path in paths if path == said[: len(path)] and len(path) < len(said)]
-            for path in [*(path for path in paths if path not in stayed), *stayed]:
-                prefix = torch.tensor([text + path])
-                logits = model(prefix).logits[0, -1].detach().float()
-                top = logits.softmax(dim=0).topk(top_k)
-                table[prefix[0, -1].item()] = top.indices.tolist(), top.values.tolist()
+            for position, path in enumerate(paths):
+                stays = path == said[: len(path)] and len(path) < len(said)
+                (stayed if stays else refused).append((position, place, text + path))
+            refused += [(position, place, []) for position in range(len(paths), draft.width + 1)]
+        for _, _, prefix in [*sorted(refused)[:16], *stayed]:
+            if not prefix:
+                continue  # padding takes a place, and teaches nothing
+            logits = model(torch.tensor([prefix])).logits[0, -1].detach().float()
+            top = logits.softmax(dim=0).topk(top_k)
+            table[prefix[-1]] = top.indices.tolist(), top.values.tolist()
     return table
 
 
@@ -153,6 +158,17 @@ def test_the_table_is_what_plain_passes_over_the_text_say(num_rows, length, fami
         (ids, probs), (expected_ids, expected_probs) = table.successors(token), expected.get(token, ([], []))
         assert ids == expected_ids
         assert probs == pytest.approx(expected_probs, rel=1e-4)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_table_outlives_inference_mode(is_first):
+    model, drafter = hf_specdec.enable(tiny()), TokenRecycling()
+    ids, mask = prompts(2)
+    kwargs = {"attention_mask": mask, "max_new_tokens": 25, "do_sample": False}
+    plain = model.generate(ids, assistant=False, **kwargs)
+    for is_inside in (is_first, not is_first, is_first):
+        with torch.inference_mode(is_inside):
+            assert torch.equal(model.generate(ids, assistant=drafter, **kwargs), plain)
 
 
 def test_the_newest_entry_of_a_token_counts_and_strange_ids_are_passed_over():

@@ -265,12 +265,7 @@ def test_a_users_processor_is_shown_what_plain_shows(models, num_rows, ends_earl
         model.generate(assistant=assistant, logits_processor=LogitsProcessorList([seen]), **given)
         shown.append(seen)
     plain, ours = shown
-    assert len(ours.ids) == len(plain.ids)
-    assert all(torch.equal(a, b) for a, b in zip(ours.ids, plain.ids, strict=True))
-    ended = torch.zeros(num_rows, dtype=torch.bool)
-    for ids, a, b in zip(plain.ids, ours.scores, plain.scores, strict=True):
-        ended |= (ids[:, LENGTH:] == given["eos_token_id"]).any(dim=1)
-        assert torch.allclose(a[~ended], b[~ended], rtol=1e-6, atol=1e-9)
+    ours.assert_was_shown_what(plain, given["eos_token_id"])
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

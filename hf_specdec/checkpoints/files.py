@@ -113,7 +113,7 @@ def expected_kinds(location: str) -> Iterator[None]:
     """Turns what settings of a wrong kind cause (a word for a number, a list for an object) into `ValueError`."""
     try:
         yield
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
+    except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
         raise ValueError(
             f"{location}/config.json lacks a setting or holds one of an unexpected kind: {error!r}."
         ) from error
@@ -141,7 +141,7 @@ def fetch(location: str, name: str) -> Path | None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}; an object was expected.")
@@ -168,6 +168,12 @@ def _shards(location: str, index: Path) -> list[Path]:
     return paths
 
 
+def _is_plain(name: Any, value: Any) -> bool:
+    """Whether something is a tensor with a name, and has numbers one after the other."""
+    is_tensor = isinstance(name, str) and isinstance(value, Tensor)
+    return is_tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
+
+
 def _tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:
@@ -178,10 +184,10 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} holds more than tensors, or is damaged; it was not opened: {error}") from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    except Exception as error:  # a pickle of a stranger's may end in any
+        raise ValueError(f"{path} is damaged: {error!r}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}; tensors by name were expected.")
-    if others := sorted(str(name) for name, value in found.items() if not isinstance(value, Tensor)):
-        raise ValueError(f"{path} holds more than tensors: {', '.join(others)}.")
+    if others := sorted(str(name) for name, value in found.items() if not _is_plain(name, value)):
+        raise ValueError(f"{path} holds more than plain tensors by name: {', '.join(others)}.")
     return found

@@ -189,7 +189,7 @@ class Bench:
             variants[name]["differences"] = [found for batch in batches for found in self.differences(batch, name)]
         return {
             "environment": described,
-            "options": asdict(self.options),
+            "options": asdict(self.options) | {"questions": Path(self.options.questions).name},  # not whose folder
             "variants": variants,
             "batches": [_batch_entry(batch) for batch in batches],
         }

@@ -50,7 +50,7 @@ class Eagle(Drafter):
     Li et al., arXiv 2401.15077, 2406.16858 and 2503.01840.
 
     Args:
-        head: from `load_head`; every call binds a copy to its target.
+        head: as `load_drafter` opens it; every call binds a copy to its target.
         num_draft_tokens: tokens to draft in a round; the head's own setting or 5 by default, in a tree
             `tree.total_tokens`.
         tree: draft trees like this, where the target can verify them; `None` for chains.

@@ -130,10 +130,14 @@ class EagleConfig:
     def _check_numbers(self) -> None:
         sizes = ("hidden_size", "target_hidden_size", "vocab_size", "draft_vocab_size", "num_heads", "num_kv_heads")
         for name in (*sizes, "head_dim", "intermediate_size"):
-            _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive")
+            _require(_is_count(getattr(self, name), 1), f"{name}={getattr(self, name)!r} must be a positive integer")
         for name, least in (("num_draft_tokens", 1), ("mask_token_id", 0)):
             value = getattr(self, name)
-            _require(value is None or value >= least, f"{name}={value} must be at least {least}")
+            _require(value is None or _is_count(value, least), f"{name}={value!r} must be an integer from {least} on")
+        _require(all(_is_count(tap, 0) for tap in self.taps), f"taps={self.taps} must be integers from 0 on")
+        eps = self.rms_norm_eps
+        is_small = isinstance(eps, int | float) and 0 <= eps < 1
+        _require(is_small, f"rms_norm_eps={eps!r} must be a number from 0 to 1")
         mask = self.mask_token_id
         _require(mask is None or mask < self.vocab_size, f"mask_token_id={mask} is not below {self.vocab_size}")
 
@@ -171,6 +175,10 @@ class EagleConfig:
     def reads_tokens(self) -> bool:
         """Whether any part looks tokens up."""
         return self.kind == "eagle" or any(layer.reads_tokens for layer in self.layers)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def _require(is_met: bool, problem: str) -> None:
@@ -459,8 +467,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         fine = states.to(torch.promote_types(states.dtype, torch.float32))
-        fine = fine * torch.rsqrt(fine.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.weight * fine.to(states.dtype)
+        normed = functional.rms_norm(fine, fine.shape[-1:], eps=self.eps)
+        return self.weight * normed.to(states.dtype)
 
 
 class Rotary(nn.Module):
