@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,7 +15,9 @@ from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel, CompiledPasses
 from hf_specdec.drafters import encoder_decoder
 from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.cross_vocabulary import METHODS, STRINGS, TOKENS, Choice, CrossVocabularySession, SharedTokens
 from hf_specdec.drafters.drawing import Drawing, chain
+from hf_specdec.drafters.translation import Translation, refuse_tokenizer, translation_between
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.state import DecodeState, Outcome
@@ -22,11 +26,16 @@ from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, differing_toke
 
 
 class DraftModel(Drafter):
-    """Drafts with a smaller language model that shares the target's tokenizer.
+    """Drafts with a smaller language model, of the target's tokenizer or of another one.
 
     Under sampling it draws from its own law after the call's temperature, top-k, top-p and min-p (and the
     other stateless processors), and reports exactly that law to the verifier. Leviathan et al.,
     "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
+
+    With both tokenizers known, their vocabularies are compared token by token. If all tokens have the same ids, output
+    layers may be padded to different sizes. If not, the draft model reads the text in its own tokens and either draws
+    only tokens that both know ("tli") or writes text that is then put into the target's tokens ("slem"): see
+    `cross_vocabulary`. Decoder-only models only.
 
     Args:
         model: a decoder-only model, or for an encoder-decoder target also an encoder-decoder model or a bare decoder
@@ -34,9 +43,10 @@ class DraftModel(Drafter):
             target and have another dtype: drafted tokens (and their laws) move once a round.
         num_draft_tokens: tokens to draft in a round.
         draft_temperature: temperature to draft at instead of the call's; 0 drafts greedily.
-        tokenizer: the drafter's tokenizer. With both tokenizers known, their vocabularies are compared
-            token by token, and output layers padded to different sizes are accepted.
+        tokenizer: the drafter's tokenizer; the call's own `assistant_tokenizer=` counts as well.
         target_tokenizer: the target's tokenizer; the call's own `tokenizer=` counts as well.
+        translation: "tli" or "slem", how to draft with another tokenizer. Unset, in every row the one whose drafts have
+            stayed more often.
         shares_encoder: whether the model's decoder was made for the target's encoder, whose outputs it then reads
             instead of running an encoder of its own (distil-whisper). Unset, it does so if it has no encoder, or if
             `model.get_encoder() is target.get_encoder()`. Only the widths are checked.
@@ -57,17 +67,35 @@ class DraftModel(Drafter):
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         shares_encoder: bool | None = None,
+        translation: str | None = None,
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens, draft_temperature=draft_temperature))
         if not isinstance(model, PreTrainedModel):
             raise ValueError(f"DraftModel needs a transformers.PreTrainedModel, not {type(model).__name__}.")
         host.refuse_model(model)
         encoder_decoder.refuse_option(model, shares_encoder)
+        for given in (tokenizer, target_tokenizer):
+            if given is not None:
+                refuse_tokenizer(given)
+        if translation is not None and translation not in METHODS:
+            raise ValueError(
+                f"translation={translation!r} is unknown; use one of {', '.join(METHODS)}, or leave it out."
+            )
         self.model = model
         self.shares_encoder = shares_encoder
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
-        self._agrees_with: PreTrainedTokenizerBase | None = None  # the tokenizer it was last compared with
+        self.translation = translation
+        self._forget_pairs()
+
+    def with_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> DraftModel:
+        """The same drafter with its tokenizer named; itself, if that is known already."""
+        if tokenizer is self.tokenizer:
+            return self
+        refuse_tokenizer(tokenizer)
+        named = copy.copy(self)
+        named.tokenizer = tokenizer
+        return named
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Raises `ValueError` if vocabularies differ, the model was never loaded, or it lacks what it attends to."""
@@ -78,16 +106,15 @@ class DraftModel(Drafter):
                 f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights. Load it with "
                 "from_pretrained on any real device; it need not be the target's."
             )
-        theirs = self.target_tokenizer or tokenizer
+        theirs = tokenizer if self.target_tokenizer is None else self.target_tokenizer
         if self.tokenizer is not None and theirs is not None:
-            if theirs is not self._agrees_with:
-                _refuse_other_tokenizer(self.tokenizer, theirs)
-            self._agrees_with = theirs
+            self._compare(target, theirs)
         elif host.vocabulary_size(self.model) != host.vocabulary_size(target):
             raise ValueError(
                 f"The drafter scores {host.vocabulary_size(self.model)} ids and the target "
-                f"{host.vocabulary_size(target)}: they may not share a vocabulary. If they use one tokenizer and only "
-                "pad their output layers differently, show it: DraftModel(model, tokenizer=..., target_tokenizer=...)."
+                f"{host.vocabulary_size(target)}: they may not share a vocabulary. Show both tokenizers: "
+                "DraftModel(model, tokenizer=..., target_tokenizer=...), or generate(..., tokenizer=..., "
+                "assistant_tokenizer=...). One tokenizer with differently padded output layers is fine, and so are two."
             )
 
     def check_synced(self) -> None:
@@ -100,7 +127,66 @@ class DraftModel(Drafter):
 
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call with an empty cache."""
-        return _DraftModelSession(self, context, state)
+        translation = self._pairs.get(context.target, (None, None))[1]
+        if translation is None:
+            return _DraftModelSession(self, context, state)
+        if context.is_scheduled:  # where lengths follow earlier calls, so may the method
+            choices = [self._learned.setdefault(context.target, self._new_choice(context.target))] * len(state.rows)
+        else:
+            choices = [self._new_choice(context.target) for _ in state.rows]
+        return CrossVocabularySession(self.model, translation, choices, context, state)
+
+    def _compare(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Finds out whether the target's tokens are the drafter's, and if not, that they can be translated."""
+        assert self.tokenizer is not None
+        if self._pairs.get(target, (None, None))[0] is tokenizer:
+            return
+        refuse_tokenizer(tokenizer)
+        translation = None
+        if different := differing_tokens(self.tokenizer, tokenizer):
+            translation = self._translation(tokenizer, different)
+            if self.translation == TOKENS and self._num_shared(translation, target) == 0:
+                raise ValueError(
+                    "translation=\"tli\": the drafter's tokenizer and the target's share no token at all. Leave the "
+                    'option out, or use translation="slem".'
+                )
+        self._pairs[target] = tokenizer, translation
+
+    def _translation(self, tokenizer: PreTrainedTokenizerBase, different: list[str]) -> Translation:
+        begin = (
+            f"The drafter's tokenizer and the target's differ in {len(different)} tokens, for example "
+            f"{', '.join(map(repr, different[:3]))}. "
+        )
+        if host.attends_to_encoder(self.model):
+            raise ValueError(begin + "Models that attend to an encoder must share the target's vocabulary.")
+        try:
+            assert self.tokenizer is not None
+            return translation_between(tokenizer, self.tokenizer)
+        except ValueError as reason:
+            raise ValueError(begin + str(reason)) from reason
+
+    def _num_shared(self, translation: Translation, target: PreTrainedModel) -> int:
+        return SharedTokens(translation.to_target, host.vocabulary_size(self.model), host.vocabulary_size(target)).num
+
+    def _new_choice(self, target: PreTrainedModel) -> Choice:
+        """The method asked for, or both; without a shared token only one can draft anything."""
+        if self.translation is not None:
+            return Choice((self.translation,))
+        translation = self._pairs[target][1]
+        assert translation is not None
+        return Choice(METHODS if self._num_shared(translation, target) else (STRINGS,))
+
+    def _forget_pairs(self) -> None:
+        """Targets with the tokenizers they were seen with, and what was learned of drafting for them."""
+        self._pairs: WeakKeyDictionary[PreTrainedModel, tuple[Any, Translation | None]] = WeakKeyDictionary()
+        self._learned: WeakKeyDictionary[PreTrainedModel, Choice] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_pairs", "_learned")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_pairs()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
         # A copy of a target that holds this drafter shares it: copying weights would surprise everyone.
@@ -217,13 +303,4 @@ class SharedVocabulary:
         missing = self.size - logits.shape[-1]
         return (
             torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, : self.size]
-        )
-
-
-def _refuse_other_tokenizer(drafter: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> None:
-    different = differing_tokens(drafter, target)
-    if different:
-        raise ValueError(
-            f"The drafter's tokenizer and the target's differ in {len(different)} tokens, for example "
-            f"{', '.join(map(repr, different[:3]))}. Use a drafter that shares the target's vocabulary."
         )
