@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 # Where a word begins behind one space: no tokenizer merges across it, so text may be cut there.
 _WORD_START = re.compile(rb"(?<=\S) (?=\S)")
 # More open text than this is cut between two tokens, even inside a word: some scripts put no spaces.
-_MOST_OPEN, _LEAST_OPEN = 96, 48
+_MOST_OPEN, _LEAST_OPEN = 64, 32
 # Bytes that are no whole characters, and text.
 _PARTS = re.compile("([\udc80-\udcff]+)|([^\udc80-\udcff]+)")
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
@@ -68,11 +68,11 @@ class Spelling:
     def _text(self, text: str) -> list[int]:
         tokens = list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
         if tokens and self.spelled(tokens) == b" " + text.encode():  # a space in front, which the text has not
-            rest = self.spelled(tokens[:1])[1:]
-            tokens[:1] = [self.ids[rest]] if rest in self.ids else tokens[:1] if rest else []
+            tokens[:1] = self._bytes(self.spelled(tokens[:1])[1:])
         return tokens
 
     def _bytes(self, data: bytes) -> list[int]:
+        """Bytes that the tokenizer would not write so: the longest tokens first."""
         tokens = []
         while data:
             size = next((n for n in range(len(data), 0, -1) if data[:n] in self.ids), None)
