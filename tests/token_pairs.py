@@ -14,7 +14,7 @@ from tests.tokenizers_for_tests import SENTENCES
 
 SCRIPTS = [
     "Xin chào các bạn, hôm nay trời đẹp quá. Tiếng Việt có nhiều dấu thanh.",
-    "人工知能は速く考える。今日は天気がいいですね。你好，世界！我们一起学习。",
+    "人工知能は速く考える。今日は天気がいいですね。你好世界。我们一起学习。",
     "😀 smile 😊 and 👩‍👩‍👧 families 🇻🇳 🎉🎉 hooray, naïve café déjà vu",
     "    indented code\n\n\tdef f(x):\n        return x + 1  # twice  spaced\r\n",
 ]
