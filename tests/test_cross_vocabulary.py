@@ -18,7 +18,7 @@ from hf_specdec.drafters.cross_vocabulary import Choice, SharedTokens
 from tests.models import tiny
 from tests.reference import FALSE_ALARM, assert_follows, p_value, target_law
 from tests.test_bad_input import word_tokenizer
-from tests.token_pairs import SENTENCES, bytes_only, lettered, overlapping, scripts, small
+from tests.token_pairs import bytes_only, lettered, overlapping, scripts, small
 
 VOCAB = 20
 PROMPT = torch.tensor([[3, 4, 1, 3, 4]])
@@ -92,8 +92,8 @@ def test_law_without_a_shared_token(target):
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("method", ["tli", "slem"])
 def test_law_of_single_rows_and_small_batches(target, num_rows, method):
-    """150 samples of each."""
-    samples = first_tokens(target, 150 // num_rows, num_rows, assistant=drafter_for(60, method))
+    """90 samples of each."""
+    samples = first_tokens(target, 90 // num_rows, num_rows, assistant=drafter_for(60, method))
     assert_follows(samples, law_of(target))
 
 
@@ -359,5 +359,4 @@ def test_one_tokenizer_stays_one_map():
     target = hf_specdec.enable(small(ours, 0))
     drafter = DraftModel(small(ours, 1), 3, tokenizer=lettered(list("abcdefgh")), target_tokenizer=ours)
     target.generate(PROMPT, assistant=drafter, **PLAIN)
-    assert drafter._pairs[target] == (ours, None)
-    assert SENTENCES
+    assert drafter._pairs[target].tokenizer is ours and drafter._pairs[target].translation is None

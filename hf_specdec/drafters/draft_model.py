@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -127,30 +128,28 @@ class DraftModel(Drafter):
 
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call with an empty cache."""
-        translation = self._pairs.get(context.target, (None, None))[1]
-        if translation is None:
+        pair = self._pairs.get(context.target)
+        if pair is None or pair.translation is None:
             return _DraftModelSession(self, context, state)
         if context.is_scheduled:  # where lengths follow earlier calls, so may the method
-            choices = [self._learned.setdefault(context.target, self._new_choice(context.target))] * len(state.rows)
+            choices = [self._learned.setdefault(context.target, Choice(pair.methods))] * len(state.rows)
         else:
-            choices = [self._new_choice(context.target) for _ in state.rows]
-        return CrossVocabularySession(self.model, translation, choices, context, state)
+            choices = [Choice(pair.methods) for _ in state.rows]
+        return CrossVocabularySession(self.model, pair.translation, choices, context, state)
 
     def _compare(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Finds out whether the target's tokens are the drafter's, and if not, that they can be translated."""
         assert self.tokenizer is not None
-        if self._pairs.get(target, (None, None))[0] is tokenizer:
+        known = self._pairs.get(target)
+        if known is not None and known.tokenizer is tokenizer:
             return
         refuse_tokenizer(tokenizer)
-        translation = None
         if different := differing_tokens(self.tokenizer, tokenizer):
             translation = self._translation(tokenizer, different)
-            if self.translation == TOKENS and self._num_shared(translation, target) == 0:
-                raise ValueError(
-                    "translation=\"tli\": the drafter's tokenizer and the target's share no token at all. Leave the "
-                    'option out, or use translation="slem".'
-                )
-        self._pairs[target] = tokenizer, translation
+            self._pairs[target] = _Pair(tokenizer, translation, self._methods(translation, target))
+        else:
+            self._pairs[target] = _Pair(tokenizer)
+        self._learned.pop(target, None)
 
     def _translation(self, tokenizer: PreTrainedTokenizerBase, different: list[str]) -> Translation:
         begin = (
@@ -165,20 +164,22 @@ class DraftModel(Drafter):
         except ValueError as reason:
             raise ValueError(begin + str(reason)) from reason
 
-    def _num_shared(self, translation: Translation, target: PreTrainedModel) -> int:
-        return SharedTokens(translation.to_target, host.vocabulary_size(self.model), host.vocabulary_size(target)).num
-
-    def _new_choice(self, target: PreTrainedModel) -> Choice:
+    def _methods(self, translation: Translation, target: PreTrainedModel) -> tuple[str, ...]:
         """The method asked for, or both; without a shared token only one can draft anything."""
+        sizes = host.vocabulary_size(self.model), host.vocabulary_size(target)
+        has_shared = SharedTokens(translation.to_target, *sizes).num > 0
+        if self.translation == TOKENS and not has_shared:
+            raise ValueError(
+                "translation=\"tli\": the drafter's tokenizer and the target's share no token at all. Leave the "
+                'option out, or use translation="slem".'
+            )
         if self.translation is not None:
-            return Choice((self.translation,))
-        translation = self._pairs[target][1]
-        assert translation is not None
-        return Choice(METHODS if self._num_shared(translation, target) else (STRINGS,))
+            return (self.translation,)
+        return METHODS if has_shared else (STRINGS,)
 
     def _forget_pairs(self) -> None:
         """Targets with the tokenizers they were seen with, and what was learned of drafting for them."""
-        self._pairs: WeakKeyDictionary[PreTrainedModel, tuple[Any, Translation | None]] = WeakKeyDictionary()
+        self._pairs: WeakKeyDictionary[PreTrainedModel, _Pair] = WeakKeyDictionary()
         self._learned: WeakKeyDictionary[PreTrainedModel, Choice] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,6 +192,21 @@ class DraftModel(Drafter):
     def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
         # A copy of a target that holds this drafter shares it: copying weights would surprise everyone.
         return self
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What was found out about the drafter's tokenizer and a target's.
+
+    Attributes:
+        tokenizer: the target's.
+        translation: between their tokens; `None` if these are the same.
+        methods: to draft with another tokenizer.
+    """
+
+    tokenizer: Any
+    translation: Translation | None = None
+    methods: tuple[str, ...] = METHODS
 
 
 class _DraftModelSession(DraftSession):
