@@ -264,7 +264,8 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     Args:
         *args: as in `transformers.GenerationMixin.generate`.
         assistant: a drafter, a smaller model, a name, a folder or a Hub id; `False` switches the default off.
-        **kwargs: options (`SpeculationOptions`, `num_assistant_tokens`) and the host's arguments.
+        **kwargs: options (`SpeculationOptions`, `num_assistant_tokens`) and the host's arguments; `tokenizer` and
+            `assistant_tokenizer` tell how the tokens of a draft model relate to the target's.
 
     Raises:
         ValueError: for what cannot be served exactly; the message says why and what to do.
@@ -282,6 +283,7 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
         given = take_options(kwargs)
         options = attachment.options.overridden_by(given)
         drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
+        drafter = _with_tokenizer(drafter, kwargs.pop("assistant_tokenizer", None))
         try:
             _refuse_call(target, drafter, kwargs)
             return _generate_with(target, plain, attachment, drafter, options, streamer, dict(kwargs))
@@ -318,6 +320,18 @@ def _generate_with(
     kwargs = _take_over_tokenizer_work(target, kwargs.pop("tokenizer", None), kwargs)
     speculate = Speculate(drafter, options, streamer, attachment.record, synced_gpus, is_checked=True)
     return plain(custom_generate=speculate, **kwargs)
+
+
+def _with_tokenizer(drafter: Any, tokenizer: Any) -> Drafter:
+    """The drafter, given its tokenizer in the host's spelling (`assistant_tokenizer=`)."""
+    if tokenizer is None:
+        return drafter
+    if not isinstance(drafter, DraftModel):
+        raise ValueError(
+            f"assistant_tokenizer= is the tokenizer of a draft model, and {drafter.name} is none. Leave it out; among "
+            "several drafters, give it to the one it belongs to: DraftModel(model, tokenizer=...)."
+        )
+    return drafter.with_tokenizer(tokenizer)
 
 
 @contextmanager

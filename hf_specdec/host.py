@@ -1159,7 +1159,11 @@ def _alike(layer: Any, others: list[Any]) -> Any:
 def keep_rows(cache: Cache, rows: Tensor) -> None:
     """Keeps some rows of a growing cache, in the given order. Its layers may lie on different devices."""
     for layer in _layers(cache):
-        layer.batch_select_indices(rows.to(layer.keys.device))
+        index = rows.to(layer.keys.device)
+        if layer.keys.shape[-2]:
+            layer.batch_select_indices(index)
+        else:  # rolled back to nothing: the host leaves the rows of such a layer as they are
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
 
 
 def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:

@@ -1,0 +1,363 @@
+"""Draft models with another tokenizer change neither a greedy text nor the law of a sampled one.
+
+Tests of a law state their sample size; a correct sampler fails one with probability 1e-6 (reference.FALSE_ALARM).
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+import hf_specdec
+from hf_specdec import Auto, DraftModel, Suffix
+from hf_specdec.drafters import cross_vocabulary, drawing
+from hf_specdec.drafters.cross_vocabulary import Choice, SharedTokens
+from tests.models import tiny
+from tests.reference import FALSE_ALARM, assert_follows, p_value, target_law
+from tests.test_bad_input import word_tokenizer
+from tests.token_pairs import bytes_only, lettered, overlapping, scripts, small
+
+VOCAB = 20
+PROMPT = torch.tensor([[3, 4, 1, 3, 4]])
+PLAIN = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 4}
+SETTINGS = {
+    "T=1": ({}, []),
+    "T=0.7": ({"temperature": 0.7, "top_p": 0.9}, [TemperatureLogitsWarper(0.7), TopPLogitsWarper(0.9)]),
+}
+METHODS = ["tli", "slem", None]
+GREEDY = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_specdec.enable(small(overlapping(95)[0], seed=0))
+
+
+def drafter_for(percent, method=None, **options):
+    """A draft model that shares this part of the target's tokens, with three padded ids in its output layer."""
+    ours, theirs = overlapping(percent)
+    model = small(theirs, seed=5, layers=1, padding=3)
+    return DraftModel(model, 3, tokenizer=theirs, target_tokenizer=ours, translation=method, **options)
+
+
+def first_tokens(model, num_calls, num_rows, **kwargs):
+    """Samples (num_calls * num_rows, 2); call i is seeded with i."""
+    outputs = []
+    for seed in range(num_calls):
+        out = model.generate(PROMPT.repeat(num_rows, 1), seed=seed, **(PLAIN | kwargs))
+        outputs.append(out[:, PROMPT.shape[1] :][:, :2])
+    return torch.cat(outputs)
+
+
+def law_of(target, processors=()):
+    return target_law(target, PROMPT, LogitsProcessorList(processors), 2, VOCAB)
+
+
+# --- the law ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("percent", "setting"), [(95, "T=1"), (60, "T=1"), (5, "T=1"), (60, "T=0.7")])
+def test_law_whatever_the_overlap(target, percent, method, setting):
+    """6 calls of 250 rows: 1,500 samples (25,000 in the slow suite)."""
+    options, processors = SETTINGS[setting]
+    drafter = drafter_for(percent, method)
+    assert_follows(first_tokens(target, 6, 250, assistant=drafter, **options), law_of(target, processors))
+    assert percent == 5 or drafter.stats.accepted > 0  # five of 100 tokens write next to nothing that the target knows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("percent", [95, 60, 5])
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_law_with_many_samples(target, percent, method, setting, verification):
+    """25,000 samples, rows alternating in the mixed case."""
+    options, processors = SETTINGS[setting]
+    options = options | {"verification": verification}
+    samples = first_tokens(target, 100, 250, assistant=drafter_for(percent, method), **options)
+    assert_follows(samples, law_of(target, processors))
+
+
+def test_law_without_a_shared_token(target):
+    """2 calls of 250 rows: 500 samples. Nothing can be drafted, and nothing is bent."""
+    drafter = drafter_for(0)
+    assert_follows(first_tokens(target, 2, 250, assistant=drafter), law_of(target))
+    assert drafter.stats.drafted == 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("method", ["tli", "slem"])
+def test_law_of_single_rows_and_small_batches(target, num_rows, method):
+    """120 samples of each, so the first and the second token are looked at by themselves."""
+    samples, law = first_tokens(target, 120 // num_rows, num_rows, assistant=drafter_for(60, method)), law_of(target)
+    assert_follows(samples[:, :1], law.sum(dim=1))
+    assert_follows(samples[:, 1:], law.sum(dim=0))
+
+
+def test_law_where_several_tokens_have_one_image(monkeypatch):
+    """10 calls of 250 rows: 2,500 samples. Masses of drafted ids that spell the same add up."""
+    ours, theirs = overlapping(60)
+    target = hf_specdec.enable(small(ours, seed=0))
+    to_target = cross_vocabulary.SharedTokens.__init__
+
+    def doubled(self, images, num_scored, vocabulary):
+        to_target(self, [image % 4 if image >= 0 else image for image in images], num_scored, vocabulary)
+        assert not self.is_injective
+
+    monkeypatch.setattr(SharedTokens, "__init__", doubled)
+    drafter = DraftModel(small(theirs, seed=5), 3, tokenizer=theirs, target_tokenizer=ours, translation="tli")
+    assert_follows(first_tokens(target, 10, 250, assistant=drafter), law_of(target))
+
+
+class Counting(LogitsProcessor):
+    """A processor of the user's own: the loop must judge token by token, rows in lockstep."""
+
+    def __call__(self, input_ids, scores):
+        return scores / 0.9
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_law_in_lockstep(target, method):
+    """30 calls of 30 rows: 900 samples."""
+    samples = first_tokens(target, 30, 30, assistant=drafter_for(60, method), logits_processor=[Counting()])
+    assert_follows(samples, law_of(target, [Counting()]))
+
+
+def test_the_law_of_a_draft_lies_on_shared_tokens_and_is_that_drawn_from(target):
+    drafter, laws = drafter_for(60, "tli"), []
+    true_sample, shared = drawing.sample, overlapping(60)
+
+    def watched(law, uniforms):
+        laws.append(law)
+        return true_sample(law, uniforms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "sample", watched)
+        target.generate(PROMPT, assistant=drafter, seed=0, **PLAIN)
+    vocabularies = [set(tokenizer.get_vocab()) for tokenizer in shared]
+    known = shared[0].convert_tokens_to_ids(sorted(vocabularies[0] & vocabularies[1]))
+    others = sorted(set(range(VOCAB)) - set(known))
+    assert laws
+    for law in laws:
+        assert bool((law[:, others] == 0).all()) and bool((law[:, known] > 0).all())
+        assert torch.allclose(law.sum(-1), torch.ones(len(law)))
+
+
+def test_the_harness_rejects_a_draft_told_in_the_wrong_ids(target, monkeypatch):
+    """Negative control: the law drawn from, but under permuted ids. 10 calls of 250 rows: 2,500 samples."""
+    true_chain = cross_vocabulary.chain
+
+    def permuted(tokens, laws, limits, device):
+        known = (laws[0] > 0).any(dim=0).nonzero()[:, 0]
+        laws = [law.index_copy(1, known, law[:, known.roll(1)]) for law in laws]
+        return true_chain(tokens, laws, limits, device)
+
+    monkeypatch.setattr(cross_vocabulary, "chain", permuted)
+    samples = first_tokens(target, 10, 250, assistant=drafter_for(95, "tli"), verification="token")
+    assert p_value(samples, law_of(target)) < FALSE_ALARM
+
+
+def test_the_harness_rejects_written_text_told_as_drawn(target, monkeypatch):
+    """Negative control: written text is no draw, from whatever law. 10 calls of 250 rows: 2,500 samples."""
+    true_copies = cross_vocabulary.Draft.of_copies.__func__
+
+    class Told(cross_vocabulary.Draft):
+        @classmethod
+        def of_copies(cls, *args):
+            draft = true_copies(cross_vocabulary.Draft, *args)
+            law = torch.full((*draft.tokens.shape, VOCAB), 1 / VOCAB)
+            return cross_vocabulary.Draft(draft.tokens, draft.lengths, law)
+
+    monkeypatch.setattr(cross_vocabulary, "Draft", Told)
+    samples = first_tokens(target, 10, 250, assistant=drafter_for(95, "slem"), verification="token")
+    assert p_value(samples, law_of(target)) < FALSE_ALARM
+
+
+def test_rows_do_not_depend_on_the_batch_around_them(target):
+    kwargs = PLAIN | {"max_new_tokens": 30, "seed": 3}
+    alone = target.generate(PROMPT, assistant=drafter_for(60), **kwargs)
+    among = target.generate(PROMPT.repeat(5, 1), assistant=drafter_for(60), **kwargs)
+    assert torch.equal(alone[0], among[0]) and not torch.equal(among[0], among[1])
+
+
+def test_coupled_samples_are_the_same_whatever_the_drafter(target):
+    kwargs = PLAIN | {"max_new_tokens": 20, "seed": 3, "verification": "coupled"}
+    texts = [target.generate(PROMPT, assistant=drafter_for(95, method), **kwargs) for method in METHODS]
+    assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+# --- greedy identity --------------------------------------------------------------------------------------
+
+
+def model_for(tokenizer, family="llama", seed=0):
+    return tiny(family, seed=seed, vocab=len(tokenizer))
+
+
+def batch(tokenizer, num_rows):
+    texts = ["Xin chào 😊 các bạn", "the dog", "你好世界。 déjà vu 👩‍👧"][:num_rows]
+    tokenizer.padding_side = "left"
+    return tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "families"),
+    [
+        ("english", "scripts", ("llama", "llama")),
+        ("scripts", "pieces", ("gemma3", "gpt2")),
+        ("pieces", "english", ("mistral8", "gemma3")),
+        ("scripts", "spaced", ("bloom", "mistral8")),
+    ],
+)
+def test_greedy_texts_of_every_script(ours, theirs, families, num_rows, method):
+    """In float64; random targets write broken characters most of the time."""
+    ours, theirs = scripts(ours), scripts(theirs)
+    target, model = hf_specdec.enable(model_for(ours, families[0])), model_for(theirs, families[1], seed=4)
+    inputs = batch(ours, num_rows)
+    plain = target.generate(**inputs, assistant=False, **GREEDY)
+    drafter = DraftModel(model, 4, tokenizer=theirs, target_tokenizer=ours, translation=method)
+    assert torch.equal(target.generate(**inputs, assistant=drafter, **GREEDY), plain)
+    assert drafter.stats.drafted > 0
+
+
+def respelled(model, ours, theirs):
+    """The same model for a tokenizer with the same tokens under other ids."""
+    order = [ours.convert_tokens_to_ids(token) for token in theirs.convert_ids_to_tokens(range(len(theirs)))]
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        tables = {id(w): w for w in (copied.get_input_embeddings().weight, copied.get_output_embeddings().weight)}
+        for weight in tables.values():  # one, where they are tied
+            weight.copy_(weight[order].clone())
+    return copied
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_target_itself_under_other_ids_is_accepted_without_fail(method, num_rows, family):
+    """Equal sizes are no equal maps; verification hides a wrong map, acceptance does not."""
+    ours, theirs = bytes_only(), bytes_only(-1)
+    assert len(ours) == len(theirs)
+    target = hf_specdec.enable(model_for(ours, family))
+    drafter = DraftModel(respelled(target, ours, theirs), 4, tokenizer=theirs, translation=method)
+    inputs = batch(ours, num_rows)
+    plain = target.generate(**inputs, **GREEDY)
+    assert torch.equal(target.generate(**inputs, assistant=drafter, tokenizer=ours, **GREEDY), plain)
+    assert drafter.stats.accepted == drafter.stats.drafted > 0
+    assert drafter.stats.target_passes < 12
+
+
+def test_finished_rows_leave_and_the_schedule_may_rest(target):
+    ours, theirs = scripts("english"), scripts("scripts")
+    target = hf_specdec.enable(model_for(ours))
+    inputs, settings = batch(ours, 3), GREEDY | {"eos_token_id": list(range(0, 300, 9))}
+    plain = target.generate(**inputs, **settings)
+    for method in METHODS:
+        drafter = DraftModel(model_for(theirs), tokenizer=theirs, target_tokenizer=ours, translation=method)
+        assert torch.equal(target.generate(**inputs, assistant=drafter, **settings), plain)
+        both = Auto([Suffix(), drafter])
+        assert torch.equal(target.generate(**inputs, assistant=both, **settings), plain)
+
+
+@pytest.mark.scheduled
+def test_measured_lengths_and_methods(target):
+    ours, theirs = scripts("english"), scripts("scripts")
+    target = hf_specdec.enable(model_for(ours))
+    drafter = DraftModel(model_for(theirs), tokenizer=theirs, target_tokenizer=ours)
+    settings = GREEDY | {"max_new_tokens": 60}
+    inputs = batch(ours, 3)
+    plain = target.generate(**inputs, **settings)
+    for _ in range(3):
+        assert torch.equal(target.generate(**inputs, assistant=drafter, **settings), plain)
+
+
+def test_a_short_context_ends_the_drafts_and_the_draft_model_is_left_alone():
+    ours, theirs = scripts("english"), scripts("scripts")
+    target = hf_specdec.enable(model_for(ours))
+    model = tiny("gpt2", vocab=len(theirs), max_position_embeddings=30)
+    before = copy.deepcopy(model.state_dict())
+    inputs = batch(ours, 3)
+    plain = target.generate(**inputs, **GREEDY)
+    for method in METHODS:
+        drafter = DraftModel(model, tokenizer=theirs, target_tokenizer=ours, translation=method)
+        assert torch.equal(target.generate(**inputs, assistant=drafter, **GREEDY), plain)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_better_method_drafts_more():
+    choice = Choice(("tli", "slem"))
+    used = []
+    for _ in range(40):
+        choice.decide()
+        used.append(choice.method)
+        choice.learn(3 if choice.method == "slem" else 1, 4)
+    assert used.count("slem") > 30 and used.count("tli") > 1
+
+
+# --- how it is asked for ----------------------------------------------------------------------------------
+
+
+def test_the_hosts_names_for_tokenizers():
+    ours, theirs = scripts("english"), scripts("scripts")
+    target, model = hf_specdec.enable(model_for(ours)), model_for(theirs)
+    inputs = batch(ours, 1)
+    plain = target.generate(**inputs, **GREEDY)
+    for assistant in (model, DraftModel(model), DraftModel(model, tokenizer=theirs)):
+        given = {} if getattr(assistant, "tokenizer", None) else {"assistant_tokenizer": theirs}
+        out = target.generate(**inputs, assistant=assistant, tokenizer=ours, **given, **GREEDY)
+        assert torch.equal(out, plain)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ["330", "420", "tokenizer=", "target_tokenizer="]),
+        ({"assistant_tokenizer": "scripts"}, ["tokenizer="]),
+        ({"assistant_tokenizer": 3, "tokenizer": "english"}, ["int", "tokenizers"]),
+        ({"assistant_tokenizer": "scripts", "tokenizer": object()}, ["object", "tokenizers"]),
+        ({"assistant": "suffix", "assistant_tokenizer": "scripts"}, ["assistant_tokenizer=", "suffix", "DraftModel("]),
+    ],
+)
+def test_what_is_missing_is_said(given, words):
+    target, model = hf_specdec.enable(tiny(vocab=330)), tiny(vocab=420)
+    given = {k: scripts(v) if v in ("scripts", "english") else v for k, v in given.items()}
+    with pytest.raises(ValueError) as caught:
+        target.generate(torch.tensor([[5, 6]]), **({"assistant": model} | given), **GREEDY)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_what_cannot_be_translated_is_refused(target):
+    ours, theirs = overlapping(0)
+    with pytest.raises(ValueError, match="share no token"):
+        target.generate(PROMPT, assistant=drafter_for(0, "tli"), **PLAIN)
+    with pytest.raises(ValueError, match="translation='words'"):
+        drafter_for(60, "words")
+    with pytest.raises(ValueError, match="not int"):
+        DraftModel(small(theirs, 1), tokenizer=3)
+    words = DraftModel(tiny(vocab=20), tokenizer=word_tokenizer(20), target_tokenizer=ours)
+    with pytest.raises(ValueError, match="which bytes they spell"):
+        target.generate(PROMPT, assistant=words, **PLAIN)
+
+
+def test_a_model_without_positions_drafts_for_single_rows_only():
+    ours, theirs = scripts("english"), scripts("scripts")
+    target, model = hf_specdec.enable(model_for(ours)), model_for(theirs, "bloom")
+    drafter = DraftModel(model, tokenizer=theirs, target_tokenizer=ours)
+    plain = target.generate(**batch(ours, 1), **GREEDY)
+    assert torch.equal(target.generate(**batch(ours, 1), assistant=drafter, **GREEDY), plain)
+    with pytest.raises(ValueError, match="one row at a time"):
+        target.generate(**batch(ours, 3), assistant=drafter, **GREEDY)
+
+
+def test_one_tokenizer_stays_one_map():
+    """Equal maps draft as ever, from the same object or another one."""
+    ours = lettered(list("abcdefgh"))
+    target = hf_specdec.enable(small(ours, 0))
+    drafter = DraftModel(small(ours, 1), 3, tokenizer=lettered(list("abcdefgh")), target_tokenizer=ours)
+    target.generate(PROMPT, assistant=drafter, **PLAIN)
+    assert drafter._pairs[target].tokenizer is ours and drafter._pairs[target].translation is None

