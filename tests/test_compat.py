@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from hf_specdec.cli import main
 from hf_specdec.vocabulary import tokenizer_fingerprint
 from tests import reference_heads as heads
 from tests.models import jittered, prompts, tiny
+from tests.test_bad_input import word_tokenizer
 from tests.tokenizers_for_tests import TEMPLATE, save_tiny, trained_tokenizer
 
 WITH_TOOLS = TEMPLATE.replace("{% for", "{% if tools %}{{ tools[0]['function']['name'] }}{% endif %}{% for", 1)
@@ -61,6 +61,14 @@ class Pair:
         content = json.loads(path.read_text())
         change(content["model"])
         path.write_text(json.dumps(content))
+
+    def words(self) -> None:
+        """Gives the drafter a tokenizer of whole words."""
+        for path in self.drafter.glob("*token*"):
+            path.unlink()
+        tokenizer = word_tokenizer(12)
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(self.drafter)
 
     def template(self, text: str | None) -> None:
         (self.drafter / "chat_template.jinja").unlink()
@@ -146,8 +154,21 @@ def without_tokenizer(pair):
 PAIRS = {
     "identical": (lambda pair: None, "vocabulary", "ok", "same ids to all 320 tokens"),
     "padded": (lambda p: p.model("drafter", tiny(vocab=384)), "vocabulary", "ok", "320 rows in the target, 384 in the"),
-    "two tokens swapped": (lambda p: p.tokens(swap), "vocabulary", "error", "both have 320 tokens, .* 2 tokens have"),
-    "one token less": (lambda p: p.tokens(drop_last), "vocabulary", "error", "320 and 319 tokens: 1 token has"),
+    "two tokens swapped": (
+        lambda p: p.tokens(swap),
+        "vocabulary", "warning", "both have 320 tokens, .* 2 tokens have .*; 320 of the drafter's tokens spell the same",
+    ),
+    "one token less": (
+        lambda p: p.tokens(drop_last),
+        "vocabulary", "warning", "320 and 319 tokens: 1 token has .*; 319 of the drafter's tokens",
+    ),
+    "tokens that do not say what they spell": (
+        lambda p: p.words(), "vocabulary", "error", "320 and 12 tokens: .* do not say which bytes they spell"
+    ),
+    "two tokens swapped under a parallel model": (
+        lambda p: (p.tokens(swap), p.settings("drafter", pard_token=7)),
+        "vocabulary", "error", "2 tokens have other ids .* drafts ids of the target, and nothing else",
+    ),
     "no tokenizer": (without_tokenizer, "vocabulary", "warning", "no tokenizer of the drafter was found"),
     "no tokenizer and other sizes": (
         lambda p: (without_tokenizer(p), p.model("drafter", tiny(vocab=384))),
@@ -252,7 +273,7 @@ def test_pairs(name, base, tmp_path):
 # --- without weights --------------------------------------------------------------------------------------
 
 
-def test_no_weight_is_read_and_it_is_quick(base, tmp_path, monkeypatch):
+def test_no_weight_is_read(base, tmp_path, monkeypatch):
     pair = Pair(base, tmp_path)
     expected = check(str(pair.target), str(pair.drafter)).to_dict()
     for folder in (pair.target, pair.drafter):
@@ -264,9 +285,7 @@ def test_no_weight_is_read_and_it_is_quick(base, tmp_path, monkeypatch):
 
     for name in ("torch.load", "safetensors.torch.load_file", "safetensors.safe_open"):
         monkeypatch.setattr(name, refuse)
-    start = time.process_time()
     assert check(str(pair.target), str(pair.drafter)).to_dict() == expected
-    assert time.process_time() - start < 3
 
 
 def test_the_bill_is_that_of_the_models(base, tmp_path):
@@ -464,7 +483,7 @@ def test_the_command_prints_tables(base, tmp_path, capsys):
 
 def test_the_command_prints_one_json_document(base, tmp_path, capsys):
     pair = Pair(base, tmp_path)
-    pair.tokens(swap)
+    pair.words()
     assert main(["check", str(pair.target), str(pair.drafter), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     report = check(str(pair.target), str(pair.drafter))
@@ -482,13 +501,15 @@ def test_the_command_measures(base, capsys, short):
     assert found["verdict"].startswith("It will") and found["batch"] == 2
 
 
-@pytest.mark.parametrize("kind", ["prompt-lookup", "head", "padded"])
+@pytest.mark.parametrize("kind", ["prompt-lookup", "head", "padded", "other ids"])
 def test_other_drafters_are_measured_too(kind, base, tmp_path, short):
     pair = Pair(base, tmp_path)
     if kind == "head":
         pair.head(heads.eagle3())
     if kind == "padded":
         pair.model("drafter", tiny(vocab=384))
+    if kind == "other ids":
+        pair.tokens(swap)
     drafter = kind if kind == "prompt-lookup" else str(pair.drafter)
     report = check(str(pair.target), drafter, measure=True, dtype="float32", device="cpu")
     assert report.measurement.plain_seconds > 0 and len(report.measurement.round_seconds) == 4
@@ -499,7 +520,7 @@ def test_other_drafters_are_measured_too(kind, base, tmp_path, short):
 
 def test_a_pair_with_errors_is_not_measured(base, tmp_path):
     pair = Pair(base, tmp_path)
-    pair.tokens(swap)
+    pair.words()
     assert check(str(pair.target), str(pair.drafter), measure=True).measurement is None
 
 

@@ -9,11 +9,18 @@ import copy
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, Suffix
-from hf_specdec.drafters import cross_vocabulary, drawing
+from hf_specdec import Auto, DraftModel, Suffix, load_drafter
+from hf_specdec.checkpoints import tokenizers
+from hf_specdec.drafters import cross_vocabulary, draft_model, drawing
 from hf_specdec.drafters.cross_vocabulary import Choice, SharedTokens
 from tests.models import tiny
 from tests.reference import FALSE_ALARM, assert_follows, p_value, target_law
@@ -361,3 +368,114 @@ def test_one_tokenizer_stays_one_map():
     drafter = DraftModel(small(ours, 1), 3, tokenizer=lettered(list("abcdefgh")), target_tokenizer=ours)
     target.generate(PROMPT, assistant=drafter, **PLAIN)
     assert drafter._pairs[target].tokenizer is ours and drafter._pairs[target].translation is None
+
+
+def test_what_is_learned_of_a_named_drafter_outlives_the_call():
+    ours, theirs = scripts("english"), scripts("scripts")
+    target, drafter = hf_specdec.enable(model_for(ours)), DraftModel(model_for(theirs))
+    named = drafter.with_tokenizer(theirs)
+    assert drafter.with_tokenizer(theirs) is named and named.with_tokenizer(theirs) is named
+    assert drafter.tokenizer is None and named.stats is drafter.stats
+    for _ in range(2):
+        target.generate(**batch(ours, 1), assistant=drafter, tokenizer=ours, assistant_tokenizer=theirs, **GREEDY)
+    assert drafter.stats.calls == 2 and named._pairs[target].translation is not None
+
+
+def test_a_calls_tokenizer_counts_more_than_the_drafters():
+    """Greedy texts cannot tell, so what is compared is looked at."""
+    ours, others, theirs = scripts("english"), scripts("pieces"), scripts("scripts")
+    target = hf_specdec.enable(model_for(ours))
+    drafter = DraftModel(model_for(theirs), tokenizer=theirs, target_tokenizer=others)
+    target.generate(**batch(ours, 1), assistant=drafter, tokenizer=ours, **GREEDY)
+    assert drafter._pairs[target].tokenizer is ours
+
+
+# --- folders ----------------------------------------------------------------------------------------------
+
+
+def saved(folder, model, tokenizer=None):
+    """A folder with a model and perhaps its tokenizer."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def opened(folder):
+    """A target from a folder, which it remembers."""
+    return hf_specdec.enable(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_folders_bring_their_tokenizers(tmp_path, num_rows):
+    ours, theirs = scripts("scripts"), scripts("pieces")
+    target = opened(saved(tmp_path / "target", model_for(ours), ours))
+    folder = saved(tmp_path / "drafter", model_for(theirs, "gemma3", seed=4), theirs)
+    inputs = batch(ours, num_rows)
+    plain = target.generate(**inputs, **GREEDY)
+    assert torch.equal(target.generate(**inputs, assistant=folder, **GREEDY), plain)
+    assert hf_specdec.last_stats(target).drafted > 0
+    drafter = load_drafter(folder, target=target)
+    assert torch.equal(target.generate(**inputs, assistant=drafter, **GREEDY), plain)
+    assert drafter._pairs[target].translation is not None
+
+
+@pytest.mark.parametrize(("has_ours", "has_theirs"), [(True, False), (False, True), (False, False)])
+def test_folders_without_tokenizers_want_them_named(tmp_path, has_ours, has_theirs):
+    ours, theirs = scripts("scripts"), scripts("pieces")
+    target = opened(saved(tmp_path / "target", model_for(ours), ours if has_ours else None))
+    folder = saved(tmp_path / "drafter", model_for(theirs), theirs if has_theirs else None)
+    with pytest.raises(ValueError, match=r"DraftModel\(model, tokenizer=.*assistant_tokenizer="):
+        target.generate(**batch(ours, 1), assistant=folder, **GREEDY)
+    given = {"tokenizer": ours, "assistant_tokenizer": theirs}
+    plain = target.generate(**batch(ours, 1), **GREEDY)
+    assert torch.equal(target.generate(**batch(ours, 1), assistant=folder, **given, **GREEDY), plain)
+
+
+def test_a_tokenizer_that_cannot_be_opened_is_warned_of_and_sizes_are_compared(tmp_path, monkeypatch):
+    ours = scripts("scripts")
+    target = opened(saved(tmp_path / "target", model_for(ours), ours))
+    folder = saved(tmp_path / "drafter", model_for(ours, seed=4), ours)
+    (tmp_path / "drafter" / "tokenizer.json").write_text("{")
+    said = []
+    monkeypatch.setattr(tokenizers.logger, "warning_once", said.append)
+    plain = target.generate(**batch(ours, 1), **GREEDY)
+    assert torch.equal(target.generate(**batch(ours, 1), assistant=folder, **GREEDY), plain)
+    assert len(said) == 1 and folder in said[0] and "could not be opened" in said[0]
+
+
+PADDED = [(24, 22), (22, 24), (20, 24), (24, 20)]  # ids that target and drafter score; the tokenizer has 20
+
+
+@pytest.mark.parametrize(("num_ours", "num_theirs"), PADDED)
+def test_law_of_padded_pairs_from_folders(tmp_path, monkeypatch, num_ours, num_theirs):
+    """6 calls of 250 rows: 1,500 samples. The target's padded ids keep their mass, and nobody proposes one."""
+    tokenizer = overlapping(95)[0]
+    target = opened(saved(tmp_path / "target", small(tokenizer, 0, padding=num_ours - 20), tokenizer)).float()
+    folder = saved(tmp_path / "drafter", small(tokenizer, 5, layers=1, padding=num_theirs - 20), tokenizer)
+    true_chain, proposed = draft_model.chain, []
+
+    def watched(tokens, laws, limits, device):
+        proposed.extend(int(token.max()) for token in tokens)
+        assert all(law.shape[-1] == num_ours and bool((law[:, 20:] == 0).all()) for law in laws)
+        return true_chain(tokens, laws, limits, device)
+
+    monkeypatch.setattr(draft_model, "chain", watched)
+    law = target_law(target, PROMPT, LogitsProcessorList(), 2, num_ours)
+    samples = first_tokens(target, 6, 250, assistant=folder)
+    assert_follows(samples, law)
+    assert max(proposed) < 20 and hf_specdec.last_stats(target).accepted > 0
+    assert num_ours == 20 or int((samples >= 20).sum()) > 0
+
+
+@pytest.mark.parametrize(("num_ours", "num_theirs"), [(440, 424), (424, 440), (420, 440)])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_greedy_texts_of_padded_pairs_from_folders(tmp_path, num_ours, num_theirs, num_rows):
+    """A random target emits padded ids often, which the drafter then has to read."""
+    tokenizer = scripts("scripts")
+    target = opened(saved(tmp_path / "target", tiny(vocab=num_ours), tokenizer))
+    folder = saved(tmp_path / "drafter", tiny(seed=4, vocab=num_theirs), tokenizer)
+    inputs, settings = batch(tokenizer, num_rows), GREEDY | {"max_new_tokens": 40}
+    plain = target.generate(**inputs, **settings)
+    assert torch.equal(target.generate(**inputs, assistant=folder, **settings), plain)
+    assert hf_specdec.last_stats(target).drafted > 0

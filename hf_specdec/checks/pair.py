@@ -43,10 +43,9 @@ def _of_drafter(target: Side, drafter: Side, context: int | None, batch: int) ->
     if drafter.problem is None and drafter.model is not None:
         found.append(_drafters_cache(drafter, batch))
     if drafter.kind != "unknown" and not target.model.config.is_encoder_decoder:
-        found.append(shared := _vocabulary(target, drafter))
-        if shared.level != "error":
-            found.append(tokenizers.encoding(target, drafter))
+        found.append(_vocabulary(target, drafter))
     found += [
+        tokenizers.encoding(target, drafter),
         shapes.made_for(target, drafter),
         *_markers(target, drafter),
         tokenizers.template(target, drafter),
@@ -158,9 +157,10 @@ def first_meeting(target: PreTrainedModel, drafter: Drafter, tokenizer: Any = No
 
 
 def _at_first_sight(target: PreTrainedModel, arm: Drafter, tokenizer: Any) -> list[Finding]:
-    known = getattr(arm, "target_tokenizer", None) or tokenizer
+    known = getattr(arm, "target_tokenizer", None) if tokenizer is None else tokenizer
     ours, theirs = side_of_drafter(arm), side_of_model(target, "causal-lm", known)
     looked_at: list[Finding | None] = [
+        _vocabulary(theirs, ours) if known is not None and ours.tokenizer is not None else None,
         *_markers(theirs, ours),
         tokenizers.encoding(theirs, ours),
         tokenizers.template(theirs, ours),

@@ -72,7 +72,7 @@ def _size(model: Any) -> str:
 def made_for(target: Side, drafter: Side) -> Finding | None:
     """The target that a drafter says it was trained for; `None` where nothing is recorded or to be expected."""
     name, revision, fingerprint = _recorded(drafter)
-    if fingerprint is not None and target.tokenizer is not None:
+    if fingerprint is not None and target.tokenizer is not None and not _is_of(drafter, fingerprint):
         own = tokenizer_fingerprint(target.tokenizer)
         if own != fingerprint:
             return Finding(
@@ -106,6 +106,12 @@ def made_for(target: Side, drafter: Side) -> Finding | None:
             advice=f"open the target with revision={revision!r}",
         )
     return Finding("trained for", "ok", said)
+
+
+def _is_of(drafter: Side, fingerprint: str) -> bool:
+    """Whether a language model was made for its own tokenizer, which can be compared with the target's itself."""
+    is_model = drafter.kind == "causal-lm" and drafter.tokenizer is not None
+    return is_model and tokenizer_fingerprint(drafter.tokenizer) == fingerprint
 
 
 def _recorded(drafter: Side) -> tuple[str | None, str | None, str | None]:

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.checkpoints import files as checkpoint
 from hf_specdec.checkpoints import inspect_head, recognise
+from hf_specdec.checkpoints.tokenizers import tokenizer_at, tokenizer_of
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
 from hf_specdec.heads import EagleConfig, EagleHead
 
 HEADS = ("eagle", "parallel-head")
-_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _MAPS = ("d2t", "t2d")
 
 
@@ -69,7 +69,7 @@ def target_side(target: Any, tokenizer: Any = None, trust_remote_code: bool = Fa
     model = _unwrapped(target)
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"target must be a folder, a Hub id or a transformers model, not {type(target).__name__}.")
-    return side_of_model(model, "causal-lm", tokenizer or _tokenizer_of(model))
+    return side_of_model(model, "causal-lm", tokenizer or tokenizer_of(model))
 
 
 def drafter_sides(drafter: Any, target: Side, tokenizer: Any = None, trust_remote_code: bool = False) -> list[Side]:
@@ -108,7 +108,7 @@ def side_of_drafter(arm: Drafter, tokenizer: Any = None, may_open: bool = False)
     if weights is not None:
         kind = "causal-lm" if isinstance(arm, DraftModel) else "parallel-model"
         known = getattr(arm, "tokenizer", None) or tokenizer
-        return side_of_model(weights, kind, known or (_tokenizer_of(weights) if may_open else None))
+        return side_of_model(weights, kind, known or (tokenizer_of(weights) if may_open else None))
     return Side(arm.name, "strategy", num_bytes=0, arm=arm)
 
 
@@ -131,7 +131,7 @@ def side_of_model(model: PreTrainedModel, kind: str, tokenizer: Any = None) -> S
 def _side_of_location(location: str, target: Side, tokenizer: Any, trust_remote_code: bool) -> Side:
     _refuse_nowhere(location)
     settings = checkpoint.read_config(location)
-    tokenizer = tokenizer or _tokenizer_at(location, trust_remote_code)
+    tokenizer = tokenizer or tokenizer_at(location, trust_remote_code)
     try:
         kind = recognise(location).family
     except ValueError as reason:
@@ -155,7 +155,7 @@ def _model_side(location: str, kind: str, tokenizer: Any, trust_remote_code: boo
     model = _without_weights(location, trust_remote_code)
     headers = checkpoint.read_headers(location)
     num_bytes = sum(tensor.num_bytes for tensor in headers.values()) if headers else None
-    tokenizer = tokenizer or _tokenizer_at(location, trust_remote_code)
+    tokenizer = tokenizer or tokenizer_at(location, trust_remote_code)
     return Side(location, kind, model, tokenizer, None, settings, num_bytes, model.dtype)
 
 
@@ -209,24 +209,7 @@ def _tensors_of_head(location: str) -> tuple[dict[str, Tensor], int | None, tupl
     return tensors | found, sum(info.num_bytes for info in headers.values()), unread
 
 
-# --- tokenizers and models in memory ----------------------------------------------------------------------
-
-
-def _tokenizer_of(model: PreTrainedModel) -> Any:
-    """The tokenizer from where a model was loaded; `None` if it is not there."""
-    location = model.name_or_path or ""
-    is_somewhere = location and (Path(location).is_dir() or location.count("/") == 1)
-    return _tokenizer_at(location, trust_remote_code=False) if is_somewhere else None
-
-
-def _tokenizer_at(location: str, trust_remote_code: bool) -> Any:
-    """The tokenizer of a folder or repository; `None` if it has none."""
-    if all(checkpoint.fetch(location, name) is None for name in _TOKENIZER_FILES):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
-    except (OSError, KeyError, ValueError, ImportError) as error:
-        raise ValueError(f"The tokenizer of {location} could not be opened: {error}") from error
+# --- models in memory -------------------------------------------------------------------------------------
 
 
 def _unwrapped(model: Any) -> Any:

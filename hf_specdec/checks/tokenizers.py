@@ -6,13 +6,14 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from hf_specdec import host
 from hf_specdec.checks.findings import Finding
 from hf_specdec.checks.sides import HEADS, Side
+from hf_specdec.drafters.translation import Translation, translation_between
 from hf_specdec.vocabulary import differing_tokens
 
-# What drafting from ids of another map means. Drafters that translate between tokenizers make it a warning.
-OTHER_MAP = "error"
 _EXAMPLES = 3
+_SHOW_BOTH = "show both tokenizers: DraftModel(model, tokenizer=..., target_tokenizer=...)"
 _USER = {"role": "user", "content": "Which river flows through Köln?"}
 _ANSWER = {"role": "assistant", "content": "The Rhine."}
 _SYSTEM = {"role": "system", "content": "You are a careful guide."}
@@ -49,7 +50,7 @@ def vocabulary(target: Side, drafter: Side, num_target: int, num_drafter: int | 
         return _unknown_map(target, drafter, num_target, num_drafter)
     different = differing_tokens(drafter.tokenizer, target.tokenizer)
     if different:
-        return _other_map(target.tokenizer, drafter.tokenizer, different)
+        return _other_map(target, drafter, different)
     shared = f"both tokenizers give the same ids to all {len(target.tokenizer)} tokens"
     if num_drafter is None or num_drafter == num_target:
         return Finding("vocabulary", "ok", shared)
@@ -59,7 +60,7 @@ def vocabulary(target: Side, drafter: Side, num_target: int, num_drafter: int | 
         f"{shared}; output layers are padded differently ({num_target} rows in the target, {num_drafter} in the "
         "drafter)",
         correctness="none: ids beyond the tokenizer are never proposed, and their mass in the target is untouched",
-        advice="show that the tokenizer is one: DraftModel(model, tokenizer=..., target_tokenizer=...)",
+        advice=f"nothing if the drafter is opened by its folder or id; else {_SHOW_BOTH}",
     )
 
 
@@ -68,37 +69,67 @@ def _unknown_map(target: Side, drafter: Side, num_target: int, num_drafter: int 
         return Finding("vocabulary", "ok", "the head has no tokenizer of its own; it was made for the target's ids")
     lacking = " and ".join(role for role, side in (("target", target), ("drafter", drafter)) if side.tokenizer is None)
     found = f"no tokenizer of the {lacking} was found; the target scores {num_target} ids, the drafter {num_drafter}"
-    show = "show both tokenizers: DraftModel(model, tokenizer=..., target_tokenizer=...)"
     if num_target != num_drafter:
-        return Finding("vocabulary", "error", found, speed="generate() refuses the pair as it is", advice=show)
-    return Finding("vocabulary", "warning", found, speed="if ids differ in meaning, no draft is accepted", advice=show)
+        return Finding("vocabulary", "error", found, speed="generate() refuses the pair as it is", advice=_SHOW_BOTH)
+    speed = "if ids differ in meaning, no draft is accepted"
+    return Finding("vocabulary", "warning", found, speed=speed, advice=_SHOW_BOTH)
 
 
-def _other_map(target: Any, drafter: Any, different: list[str]) -> Finding:
-    theirs, ours = target.get_vocab(), drafter.get_vocab()
+def _other_map(target: Side, drafter: Side, different: list[str]) -> Finding:
+    theirs, ours = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
     shown = [f"{token!r} ({theirs.get(token, 'no id')}, {ours.get(token, 'no id')})" for token in different[:_EXAMPLES]]
     sizes = f"{len(theirs)} and {len(ours)} tokens"
     if len(theirs) == len(ours):
         sizes = f"both have {len(ours)} tokens, but not the same"
     count = "1 token has another id" if len(different) == 1 else f"{len(different)} tokens have other ids"
+    found = f"{sizes}: {count} (target, drafter), for example {', '.join(shown)}"
+    own = "use a drafter with the target's own tokenizer"
+    try:
+        shared = _translated(target, drafter).num_shared
+    except ValueError as reason:
+        speed = "drafted ids would mean something else to the target, which refuses them"
+        return Finding("vocabulary", "error", f"{found}. {reason}", speed=speed, advice=own)
     return Finding(
         "vocabulary",
-        OTHER_MAP,
-        f"{sizes}: {count} (target, drafter), for example {', '.join(shown)}",
-        speed="drafted ids would mean something else to the target, which refuses them",
-        advice="use a drafter with the target's own tokenizer",
+        "warning",
+        f"{found}; {shared} of the drafter's tokens spell the same as one of the target's, so texts are translated",
+        speed="only shared tokens are drawn, or text is put into the target's tokens: fewer of them are accepted, and "
+        "every round costs a little more",
+        advice=f"{own} if there is one, or measure; if the drafter is not opened by its folder or id, {_SHOW_BOTH}",
     )
+
+
+def translation(target: Side, drafter: Side) -> Translation | None:
+    """Between tokens of two maps; `None` if there is one map, one is not known, or nothing can be translated."""
+    if target.tokenizer is None or drafter.tokenizer is None:
+        return None
+    if not differing_tokens(drafter.tokenizer, target.tokenizer):
+        return None
+    try:
+        return _translated(target, drafter)
+    except ValueError:
+        return None
+
+
+def _translated(target: Side, drafter: Side) -> Translation:
+    """`ValueError` says why only ids of the target's own map could be drafted."""
+    if drafter.kind != "causal-lm" or drafter.model is None:
+        raise ValueError("A drafter of this kind drafts ids of the target, and nothing else.")
+    if host.attends_to_encoder(drafter.model):
+        raise ValueError("Models that attend to an encoder must share the target's vocabulary.")
+    return translation_between(target.tokenizer, drafter.tokenizer)
 
 
 def special_tokens(target: Side, drafter: Side) -> list[Finding]:
     """BOS, EOS and padding, as the generation settings and the tokenizers say, and other markers."""
     ours, theirs = _special_ids(drafter), _special_ids(target)
+    meant = _in_targets_ids(ours, translation(target, drafter))
     found = []
     for name, meaning in (
         ("eos", "the drafter does not stop where the target does, so drafts around the end of a text are refused"),
         ("bos", "the drafter was trained on texts that begin otherwise, which may cost acceptance"),
     ):
-        if ours[name] and theirs[name] and ours[name] != theirs[name]:
+        if ours[name] and theirs[name] and meant[name] != theirs[name]:
             said = (
                 f"{name.upper()} is {_listed(theirs[name], target)} in the target, {_listed(ours[name], drafter)} in "
             )
@@ -114,7 +145,8 @@ def special_tokens(target: Side, drafter: Side) -> list[Finding]:
             )
     if found:
         return found
-    pad = "; padding differs, which is masked" if ours["pad"] != theirs["pad"] and ours["pad"] and theirs["pad"] else ""
+    is_padded_alike = meant["pad"] == theirs["pad"] or not ours["pad"] or not theirs["pad"]
+    pad = "" if is_padded_alike else "; padding differs, which is masked"
     ends = _listed(theirs["eos"], target) if theirs["eos"] else "none"
     return [Finding("special tokens", "ok", f"BOS and EOS agree (EOS: {ends}){pad}")]
 
@@ -130,6 +162,14 @@ def _special_ids(side: Side) -> dict[str, frozenset[int]]:
     return ids
 
 
+def _in_targets_ids(ids: dict[str, frozenset[int]], translation: Translation | None) -> dict[str, frozenset[int]]:
+    """What special tokens of the drafter are to the target; those it lacks are nothing to it."""
+    if translation is None:
+        return ids
+    images = translation.to_target
+    return {name: frozenset(images[i] for i in found if i < len(images)) - {-1} for name, found in ids.items()}
+
+
 def _listed(ids: frozenset[int], side: Side) -> str:
     if side.tokenizer is None:
         return ", ".join(map(str, sorted(ids)))
@@ -142,6 +182,8 @@ def _listed(ids: frozenset[int], side: Side) -> str:
 def encoding(target: Side, drafter: Side) -> Finding | None:
     """Whether tokenizers of one map cut texts alike; `None` if they do, or one is not known."""
     if target.tokenizer is None or drafter.tokenizer is None:
+        return None
+    if differing_tokens(drafter.tokenizer, target.tokenizer):  # texts are translated, whoever cuts them how
         return None
     for text in TEXTS:
         theirs, ours = (

@@ -49,8 +49,8 @@ class DraftModel(Drafter):
             target and have another dtype: drafted tokens (and their laws) move once a round.
         num_draft_tokens: tokens to draft in a round.
         draft_temperature: temperature to draft at instead of the call's; 0 drafts greedily.
-        tokenizer: the drafter's tokenizer; the call's own `assistant_tokenizer=` counts as well.
-        target_tokenizer: the target's tokenizer; the call's own `tokenizer=` counts as well.
+        tokenizer: the drafter's tokenizer; a call's own `assistant_tokenizer=` counts instead.
+        target_tokenizer: the target's tokenizer; a call's own `tokenizer=` counts instead.
         translation: "tli" or "slem", how to draft with another tokenizer. Unset, in every row the one whose drafts have
             stayed more often.
         shares_encoder: whether the model's decoder was made for the target's encoder, whose outputs it then reads
@@ -99,8 +99,9 @@ class DraftModel(Drafter):
         if tokenizer is self.tokenizer:
             return self
         refuse_tokenizer(tokenizer)
-        named = copy.copy(self)
-        named.tokenizer = tokenizer
+        if (named := self._named) is None or named.tokenizer is not tokenizer:
+            named = copy.copy(self)
+            named.tokenizer, self._named = tokenizer, named
         return named
 
     def check(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
@@ -112,7 +113,7 @@ class DraftModel(Drafter):
                 f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights. Load it with "
                 "from_pretrained on any real device; it need not be the target's."
             )
-        theirs = tokenizer if self.target_tokenizer is None else self.target_tokenizer
+        theirs = self.target_tokenizer if tokenizer is None else tokenizer
         if self.tokenizer is not None and theirs is not None:
             self._compare(target, theirs)
         else:
@@ -178,12 +179,14 @@ class DraftModel(Drafter):
         return METHODS if has_shared else (STRINGS,)
 
     def _forget_pairs(self) -> None:
-        """Targets with the tokenizers they were seen with, and what was learned of drafting for them."""
+        """Targets with the tokenizers they were seen with, what was learned of drafting for them, and a named twin."""
         self._pairs: WeakKeyDictionary[PreTrainedModel, _Pair] = WeakKeyDictionary()
         self._learned: WeakKeyDictionary[PreTrainedModel, Choice] = WeakKeyDictionary()
+        self._named: DraftModel | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_pairs", "_learned")}
+        own = ("_pairs", "_learned", "_named")
+        return {name: value for name, value in super().__getstate__().items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -299,7 +302,7 @@ def _cache_and_call(model: PreTrainedModel, compilation: Compilation | None) -> 
 
 
 def refuse_unknown_vocabulary(model: PreTrainedModel, target: PreTrainedModel, advice: str) -> None:
-    """Raises `ValueError` if two models do not score equally many ids: without tokenizers, that is all there is to see."""
+    """Raises `ValueError` if two models differ in size, which is all there is to see without tokenizers."""
     own, theirs = host.vocabulary_size(model), host.vocabulary_size(target)
     if own != theirs:
         raise ValueError(

@@ -38,7 +38,7 @@ class ParallelDraft(Drafter):
         num_draft_tokens: tokens to draft in a round; by default the head's own setting, else 5.
         tokenizer: a language model's tokenizer. With both tokenizers known, their vocabularies are compared token by
             token, and output layers padded to different sizes are accepted.
-        target_tokenizer: the target's tokenizer; the call's own `tokenizer=` counts as well.
+        target_tokenizer: the target's tokenizer; a call's own `tokenizer=` counts instead.
 
     Raises:
         ValueError: if the model cannot draft in parallel or an option is out of range.
@@ -85,7 +85,7 @@ class ParallelDraft(Drafter):
         elif host.is_empty(self.model):
             raise ValueError(f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights.")
         else:
-            self._compare(target, tokenizer if self.target_tokenizer is None else self.target_tokenizer)
+            self._compare(target, self.target_tokenizer if tokenizer is None else tokenizer)
 
     def _compare(self, target: PreTrainedModel, tokenizer: Any) -> None:
         """Raises `ValueError` if the language model's ids are not the target's, or seem not to be."""
