@@ -35,6 +35,7 @@ class Finding:
     def __str__(self) -> str:
         parts = [f"{self.topic}: {self.found}"]
         if self.level != "ok":
+            parts[0] = parts[0].removesuffix(".") + "."
             parts += [f"For correctness: {self.correctness}.", f"For speed: {self.speed}.", f"To do: {self.advice}."]
         return " ".join(parts)
 

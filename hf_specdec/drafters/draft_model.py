@@ -92,6 +92,7 @@ class DraftModel(Drafter):
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
         self.translation = translation
+        self._named: DraftModel | None = None  # its twin with the tokenizer that a call named
         self._forget_pairs()
 
     def with_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> DraftModel:
@@ -179,14 +180,13 @@ class DraftModel(Drafter):
         return METHODS if has_shared else (STRINGS,)
 
     def _forget_pairs(self) -> None:
-        """Targets with the tokenizers they were seen with, what was learned of drafting for them, and a named twin."""
+        """Targets with the tokenizers they were seen with, and what was learned of drafting for them."""
         self._pairs: WeakKeyDictionary[PreTrainedModel, _Pair] = WeakKeyDictionary()
         self._learned: WeakKeyDictionary[PreTrainedModel, Choice] = WeakKeyDictionary()
-        self._named: DraftModel | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_pairs", "_learned", "_named")
-        return {name: value for name, value in super().__getstate__().items() if name not in own}
+        kept = {name: value for name, value in super().__getstate__().items() if name not in ("_pairs", "_learned")}
+        return kept | {"_named": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
