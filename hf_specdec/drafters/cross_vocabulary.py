@@ -136,6 +136,7 @@ class CrossVocabularySession(DraftSession):
         self.drawing = Drawing(context, state, self.device)
         sizes = host.vocabulary_size(model), host.vocabulary_size(context.target)
         self.shared = SharedTokens(translation.to_target, *sizes).to(self.device)
+        self.num_embeddings = host.num_embeddings(model)
         self.num_known = min(len(translation.draft.pieces), sizes[0])
         self.vocabulary = sizes[1]
         self.readings = [Reading(translation) for _ in state.rows]
@@ -231,7 +232,9 @@ class CrossVocabularySession(DraftSession):
         self.read = [list(text) for text in texts]
         widths = [len(row) for row in pending]
         padded = [[0] * (max(widths) - len(row)) + row for row in pending]
-        return self.reader.read(torch.tensor(padded, device=self.device), widths=widths).logits[:, -1]
+        # A tokenizer may know more than its model; such ids are read as the last one.
+        tokens = torch.tensor(padded, device=self.device).clamp(max=self.num_embeddings - 1)
+        return self.reader.read(tokens, widths=widths).logits[:, -1]
 
     def _with_text(
         self, draft: Draft, own: list[list[int]], state: DecodeState, limits: list[int], writes: list[bool]

@@ -8,9 +8,10 @@ anew: only what a draft model reads, and what it has written, is translated.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 # Where a word begins behind one space: no tokenizer merges across it, so text may be cut there.
@@ -65,8 +66,23 @@ class Spelling:
             tokens += self._text(text) if text else self._bytes(broken.encode("utf-8", "surrogateescape"))
         return tokens
 
+    @cached_property
+    def _backend(self) -> Tokenizer | None:
+        """A copy of a fast tokenizer: the user's calls change its padding, in other threads too, and ours would."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        copied = Tokenizer.from_str(backend.to_str())
+        copied.no_padding()
+        copied.no_truncation()
+        copied.encode_special_tokens = True
+        return copied
+
     def _text(self, text: str) -> list[int]:
-        tokens = list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        if self._backend is not None:
+            tokens = list(self._backend.encode(text, add_special_tokens=False).ids)
+        else:
+            tokens = list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
         if tokens and self.spelled(tokens) == b" " + text.encode():  # a space in front, which the text has not
             tokens[:1] = self._bytes(self.spelled(tokens[:1])[1:])
         return tokens
