@@ -434,6 +434,12 @@ def test_later_calls_are_not_checked_again(monkeypatch):
         target.generate(prompts(1)[0], assistant=drafter.model, max_new_tokens=3)
         target.generate(prompts(1)[0], assistant=False, custom_generate=hf_specdec.speculate(drafter), max_new_tokens=3)
     assert len(calls) == 1
+    tokenizer = trained_tokenizer()
+    named = {"tokenizer": tokenizer, "assistant_tokenizer": tokenizer}
+    for _ in range(3):  # with a tokenizer there is more to see
+        target.generate(prompts(1)[0], assistant=drafter.model, max_new_tokens=3, **named)
+        target.generate(prompts(1)[0], assistant=drafter, max_new_tokens=3, **named)
+    assert len(calls) == 2
 
 
 def test_a_good_pair_is_not_warned_of(warnings):

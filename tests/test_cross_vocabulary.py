@@ -30,6 +30,7 @@ from hf_specdec.drafters.cross_vocabulary import Choice, SharedTokens
 from hf_specdec.drafters.translation import Translation, translation_between
 from tests.models import tiny
 from tests.reference import FALSE_ALARM, assert_follows, p_value, target_law
+from tests.second_device import NAME, SecondDevice
 from tests.test_bad_input import word_tokenizer
 from tests.token_pairs import bytes_only, lettered, overlapping, scripts, small
 
@@ -602,6 +603,29 @@ def test_everything_that_generate_returns(method):
     streamer = TextIteratorStreamer(ours)
     target.generate(**batch(ours, 1), assistant=drafter, streamer=streamer, **GREEDY)
     assert "".join(streamer) == ours.decode(target.generate(**batch(ours, 1), **GREEDY)[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"repetition_penalty": 1.3},
+        {"do_sample": True, "seed": 3, "top_k": 20},
+        {"do_sample": True, "seed": 3, "repetition_penalty": 1.3},
+    ],
+)
+def test_a_drafter_on_another_device_drafts_the_same(method, settings):
+    ours, theirs = bytes_only(), bytes_only(-1)
+    target = hf_specdec.enable(model_for(ours))
+    model, settings = respelled(target, ours, theirs), GREEDY | settings
+    near = DraftModel(model, 4, tokenizer=theirs, target_tokenizer=ours, translation=method)
+    expected = target.generate(**batch(ours, 3), assistant=near, **settings)
+    with torch.no_grad(), SecondDevice() as device:
+        far = DraftModel(device.take(model), 4, tokenizer=theirs, target_tokenizer=ours, translation=method)
+        assert torch.equal(target.generate(**batch(ours, 3), assistant=far, **settings), expected)
+    assert far.stats.accepted == near.stats.accepted > 0
+    assert device.moves[NAME, "cpu"] <= 5 * far.stats.target_passes
 
 
 # --- which method -----------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ _PENALTIES = ("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngr
 _WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 _HOST_TOP_K = 50
 
-# Which weights have drafted for a target before. All references are weak, so that models can be freed.
-_MET: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+# Of every target the weights that have drafted for it before, with the tokenizers they had then (the weights themselves
+# stand for none). All references are weak, so that models can be freed.
+_MET: WeakKeyDictionary[Any, WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
 
 
 def findings_on(target: Side, drafters: list[Side], context: int | None = None, batch: int = 1) -> list[Finding]:
@@ -143,11 +144,13 @@ def first_meeting(target: PreTrainedModel, drafter: Drafter, tokenizer: Any = No
         What is not "ok". Nothing for weights that the target has met before, unless there was an error.
     """
     found: list[Finding] = []
-    met = _MET.setdefault(target, WeakSet())
     for arm in drafter.arms:
-        weights = weights_of(arm)
-        key = weights if getattr(arm, "tokenizer", None) is None else arm  # with a tokenizer there is more to see
-        if weights is None or key in met:
+        weights, own = weights_of(arm), getattr(arm, "tokenizer", None)
+        if weights is None:
+            continue
+        met = _MET.setdefault(target, WeakKeyDictionary()).setdefault(weights, WeakSet())
+        key = weights if own is None else own
+        if key in met:
             continue
         noticed = _at_first_sight(target, arm, tokenizer)
         if all(finding.level != "error" for finding in noticed):
