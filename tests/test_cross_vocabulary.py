@@ -129,6 +129,22 @@ def test_law_where_several_tokens_have_one_image(monkeypatch):
     assert_follows(first_tokens(target, 10, 250, assistant=drafter), law_of(target))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_law_in_the_middle_of_characters(method):
+    """6 calls of 250 rows: 1,500 samples of the first and of the second token, by themselves. The prompt ends in two of
+    an emoji's four bytes, and a random target writes bytes that make no characters."""
+    ours, theirs = bytes_only(), scripts("scripts")
+    target = hf_specdec.enable(small(ours, seed=0, scale=0.3))
+    drafter = DraftModel(small(theirs, 5, 1, scale=0.3), 3, tokenizer=theirs, target_tokenizer=ours, translation=method)
+    prompt = torch.tensor([ours.encode("你好 😊")[:-2]])
+    outputs = [target.generate(prompt.repeat(250, 1), assistant=drafter, seed=seed, **PLAIN) for seed in range(6)]
+    samples = torch.cat(outputs)[:, prompt.shape[1] :]
+    law = target_law(target, prompt, LogitsProcessorList(), 2, len(ours))
+    assert_follows(samples[:, :1], law.sum(dim=1))
+    assert_follows(samples[:, 1:2], law.sum(dim=0))
+    assert drafter.stats.accepted > 0
+
+
 class Counting(LogitsProcessor):
     """A processor of the user's own: the loop must judge token by token, rows in lockstep."""
 
