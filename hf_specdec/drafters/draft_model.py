@@ -134,9 +134,11 @@ class DraftModel(Drafter):
         if pair is None or pair.translation is None:
             return _DraftModelSession(self, context, state)
         if context.is_scheduled:  # where lengths follow earlier calls, so may the method
-            choices = [self._learned.setdefault(context.target, Choice(pair.methods))] * len(state.rows)
+            learned = self._learned.setdefault(context.target, {})
+            choice = learned.setdefault(context.do_sample, Choice(pair.methods, context.do_sample))
+            choices = [choice] * len(state.rows)
         else:
-            choices = [Choice(pair.methods) for _ in state.rows]
+            choices = [Choice(pair.methods, context.do_sample) for _ in state.rows]
         return CrossVocabularySession(self.model, pair.translation, choices, context, state)
 
     def _compare(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -180,9 +182,9 @@ class DraftModel(Drafter):
         return METHODS if has_shared else (STRINGS,)
 
     def _forget_pairs(self) -> None:
-        """Targets with the tokenizers they were seen with, and what was learned of drafting for them."""
+        """Targets with the tokenizers they were seen with, and what greedy and sampled calls taught of them."""
         self._pairs: WeakKeyDictionary[PreTrainedModel, _Pair] = WeakKeyDictionary()
-        self._learned: WeakKeyDictionary[PreTrainedModel, Choice] = WeakKeyDictionary()
+        self._learned: WeakKeyDictionary[PreTrainedModel, dict[bool, Choice]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in super().__getstate__().items() if name not in ("_pairs", "_learned")}
