@@ -61,6 +61,17 @@ def _differing(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, 
     return tuple(sorted({token for token, _ in first.get_vocab().items() ^ second.get_vocab().items()}))
 
 
+def agreeing_ids(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> list[int] | None:
+    """Ids that mean the same to both, sorted, if nothing but added tokens differs; else `None`.
+
+    Added tokens are cut out before anything is merged, so such tokenizers have one map of ordinary text.
+    """
+    added = {token.content for tokenizer in (first, second) for token in tokenizer.added_tokens_decoder.values()}
+    if not added.issuperset(differing_tokens(first, second)):
+        return None
+    return sorted(index for _, index in first.get_vocab().items() & second.get_vocab().items())
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """What token ids belong to, as far as it is known.

@@ -62,6 +62,12 @@ class Pair:
         change(content["model"])
         path.write_text(json.dumps(content))
 
+    def added(self, token: str) -> None:
+        """Adds a token to the drafter's tokenizer."""
+        tokenizer = AutoTokenizer.from_pretrained(self.drafter)
+        tokenizer.add_tokens([token])
+        tokenizer.save_pretrained(self.drafter)
+
     def words(self) -> None:
         """Gives the drafter a tokenizer of whole words."""
         for path in self.drafter.glob("*token*"):
@@ -161,6 +167,10 @@ PAIRS = {
     "one token less": (
         lambda p: p.tokens(drop_last),
         "vocabulary", "warning", "320 and 319 tokens: 1 token has .*; 319 of the drafter's tokens",
+    ),
+    "an added token more": (
+        lambda p: p.added("<think>"),
+        "vocabulary", "ok", r"same ids to 320 tokens; only added tokens differ \(1, for example '<think>'\)",
     ),
     "tokens that do not say what they spell": (
         lambda p: p.words(), "vocabulary", "error", "320 and 12 tokens: .* do not say which bytes they spell"

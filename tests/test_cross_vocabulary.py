@@ -516,6 +516,26 @@ def test_greedy_texts_of_padded_pairs_from_folders(tmp_path, num_ours, num_their
     assert hf_specdec.last_stats(target).drafted > 0
 
 
+@pytest.mark.parametrize("where", ["ours", "theirs", "both"])
+def test_law_where_only_added_tokens_differ(tmp_path, monkeypatch, where):
+    """6 calls of 250 rows: 1,500 samples. One map, but some of the ids 20 to 22 are not the other's."""
+    ours, theirs = overlapping(95)[0], overlapping(95)[0]
+    ours.add_tokens({"theirs": [], "ours": ["<x>", "<y>"], "both": ["<x>", "<y>", "<z>"]}[where])
+    theirs.add_tokens({"ours": [], "theirs": ["<x>", "<y>"], "both": ["<y>", "<x>", "<z>"]}[where])
+    target = opened(saved(tmp_path / "target", small(ours, 0), ours)).float()
+    folder = saved(tmp_path / "drafter", small(theirs, 5, layers=1), theirs)
+    true_chain, others = draft_model.chain, {"both": [20, 21]}.get(where, range(20, len(ours)))
+
+    def watched(tokens, laws, limits, device):
+        assert all(law.shape[-1] == len(ours) and bool((law[:, list(others)] == 0).all()) for law in laws)
+        return true_chain(tokens, laws, limits, device)
+
+    monkeypatch.setattr(draft_model, "chain", watched)
+    law = target_law(target, PROMPT, LogitsProcessorList(), 2, len(ours))
+    assert_follows(first_tokens(target, 6, 250, assistant=folder), law)
+    assert hf_specdec.last_stats(target).accepted > 0
+
+
 # --- what belongs to the user -----------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from hf_specdec import host
 from hf_specdec.checks.findings import Finding
 from hf_specdec.checks.sides import HEADS, Side
 from hf_specdec.drafters.translation import Translation, translation_between
-from hf_specdec.vocabulary import differing_tokens
+from hf_specdec.vocabulary import agreeing_ids, differing_tokens
 
 _EXAMPLES = 3
 _SHOW_BOTH = "show both tokenizers: DraftModel(model, tokenizer=..., target_tokenizer=...)"
@@ -50,7 +50,7 @@ def vocabulary(target: Side, drafter: Side, num_target: int, num_drafter: int | 
         return _unknown_map(target, drafter, num_target, num_drafter)
     different = differing_tokens(drafter.tokenizer, target.tokenizer)
     if different:
-        return _other_map(target, drafter, different)
+        return _added(target, drafter, different) or _other_map(target, drafter, different)
     shared = f"both tokenizers give the same ids to all {len(target.tokenizer)} tokens"
     if num_drafter is None or num_drafter == num_target:
         return Finding("vocabulary", "ok", shared)
@@ -73,6 +73,20 @@ def _unknown_map(target: Side, drafter: Side, num_target: int, num_drafter: int 
         return Finding("vocabulary", "error", found, speed="generate() refuses the pair as it is", advice=_SHOW_BOTH)
     speed = "if ids differ in meaning, no draft is accepted"
     return Finding("vocabulary", "warning", found, speed=speed, advice=_SHOW_BOTH)
+
+
+def _added(target: Side, drafter: Side, different: list[str]) -> Finding | None:
+    """Maps of one text that differ in added tokens; `None` if they differ in others, or the drafter minds any."""
+    if drafter.kind != "causal-lm" or (shared := agreeing_ids(drafter.tokenizer, target.tokenizer)) is None:
+        return None
+    return Finding(
+        "vocabulary",
+        "ok",
+        f"both tokenizers give the same ids to {len(shared)} tokens; only added tokens differ ({len(different)}, for "
+        f"example {', '.join(map(repr, different[:_EXAMPLES]))})",
+        correctness="none: tokens that differ are never proposed, and their mass in the target is untouched",
+        advice=f"nothing if the drafter is opened by its folder or id; else {_SHOW_BOTH}",
+    )
 
 
 def _other_map(target: Side, drafter: Side, different: list[str]) -> Finding:
@@ -103,7 +117,7 @@ def translation(target: Side, drafter: Side) -> Translation | None:
     """Between tokens of two maps; `None` if there is one map, one is not known, or nothing can be translated."""
     if target.tokenizer is None or drafter.tokenizer is None:
         return None
-    if not differing_tokens(drafter.tokenizer, target.tokenizer):
+    if agreeing_ids(drafter.tokenizer, target.tokenizer) is not None:
         return None
     try:
         return _translated(target, drafter)
@@ -183,7 +197,7 @@ def encoding(target: Side, drafter: Side) -> Finding | None:
     """Whether tokenizers of one map cut texts alike; `None` if they do, or one is not known."""
     if target.tokenizer is None or drafter.tokenizer is None:
         return None
-    if differing_tokens(drafter.tokenizer, target.tokenizer):  # texts are translated, whoever cuts them how
+    if agreeing_ids(drafter.tokenizer, target.tokenizer) is None:  # texts are translated, whoever cuts them how
         return None
     for text in TEXTS:
         theirs, ours = (

@@ -23,7 +23,7 @@ from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
-from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, differing_tokens
+from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, agreeing_ids, differing_tokens
 
 _SHOW_BOTH = (
     "Show both tokenizers: DraftModel(model, tokenizer=..., target_tokenizer=...), or generate(..., tokenizer=..., "
@@ -39,9 +39,9 @@ class DraftModel(Drafter):
     "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
 
     With both tokenizers known, their vocabularies are compared token by token. If all tokens have the same ids, output
-    layers may be padded to different sizes. If not, the draft model reads the text in its own tokens and either draws
-    only tokens that both know ("tli") or writes text that is then put into the target's tokens ("slem"): see
-    `cross_vocabulary`. Decoder-only models only.
+    layers may be padded to different sizes. If only added tokens differ, those are not drafted. If others do, the
+    draft model reads the text in its own tokens and either draws only tokens that both know ("tli") or writes text that
+    is then put into the target's tokens ("slem"): see `cross_vocabulary`. Decoder-only models only.
 
     Args:
         model: a decoder-only model, or for an encoder-decoder target also an encoder-decoder model or a bare decoder
@@ -132,7 +132,7 @@ class DraftModel(Drafter):
         """Begins a call with an empty cache."""
         pair = self._pairs.get(context.target)
         if pair is None or pair.translation is None:
-            return _DraftModelSession(self, context, state)
+            return _DraftModelSession(self, context, state, None if pair is None else pair.shared)
         if context.is_scheduled:  # where lengths follow earlier calls, so may the method
             learned = self._learned.setdefault(context.target, {})
             choice = learned.setdefault(context.do_sample, Choice(pair.methods, context.do_sample))
@@ -148,11 +148,13 @@ class DraftModel(Drafter):
         if known is not None and known.tokenizer is tokenizer:
             return
         refuse_tokenizer(tokenizer)
-        if different := differing_tokens(self.tokenizer, tokenizer):
+        if not (different := differing_tokens(self.tokenizer, tokenizer)):
+            self._pairs[target] = _Pair(tokenizer)
+        elif (shared := agreeing_ids(self.tokenizer, tokenizer)) is not None:
+            self._pairs[target] = _Pair(tokenizer, shared=shared)
+        else:
             translation = self._translation(tokenizer, different)
             self._pairs[target] = _Pair(tokenizer, translation, self._methods(translation, target))
-        else:
-            self._pairs[target] = _Pair(tokenizer)
         self._learned.pop(target, None)
 
     def _translation(self, tokenizer: PreTrainedTokenizerBase, different: list[str]) -> Translation:
@@ -205,13 +207,15 @@ class _Pair:
 
     Attributes:
         tokenizer: the target's.
-        translation: between their tokens; `None` if these are the same.
+        translation: between their tokens; `None` if these have the same ids.
         methods: to draft with another tokenizer.
+        shared: ids that mean the same to both; `None` for all.
     """
 
     tokenizer: Any
     translation: Translation | None = None
     methods: tuple[str, ...] = METHODS
+    shared: list[int] | None = None
 
 
 class _DraftModelSession(DraftSession):
@@ -221,7 +225,7 @@ class _DraftModelSession(DraftSession):
     are pending: they ride in front of the next draft, so a commit never runs the model.
     """
 
-    def __init__(self, drafter: DraftModel, context: DraftContext, state: DecodeState):
+    def __init__(self, drafter: DraftModel, context: DraftContext, state: DecodeState, shared: list[int] | None):
         model, limit = drafter.model, host.max_positions(drafter.model)
         cache, compiled = _cache_and_call(model, context.compilation)
         host.refuse_cache(cache, is_filled=False)
@@ -238,7 +242,7 @@ class _DraftModelSession(DraftSession):
         self.context_length = limit or 2**62
         self.drawing = Drawing(context, state, self.device)
         own = len(drafter.tokenizer) if drafter.tokenizer is not None else None
-        self.vocabulary = SharedVocabulary(drafter.model, context.target, own)
+        self.vocabulary = SharedVocabulary(drafter.model, context.target, own, shared)
         self.num_embeddings = host.num_embeddings(model)
         self.num_drafted = 0  # in this round
 
@@ -319,12 +323,23 @@ class SharedVocabulary:
         model: the draft model.
         target: the target.
         num_known: ids of the draft model's tokenizer, if that is known.
+        shared: ids that mean the same to both tokenizers; `None` for all that are known.
     """
 
-    def __init__(self, model: PreTrainedModel, target: PreTrainedModel, num_known: int | None = None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        num_known: int | None = None,
+        shared: list[int] | None = None,
+    ):
         own, self.size = host.vocabulary_size(model), host.vocabulary_size(target)
-        shared = min(own, self.size, num_known or own)
-        self.restrict = DraftVocabularyLogitsProcessor.below(shared) if shared < own else None
+        limit = min(own, self.size, num_known or own)
+        self.restrict: DraftVocabularyLogitsProcessor | None = None
+        if shared is not None:
+            self.restrict = DraftVocabularyLogitsProcessor(torch.tensor([i for i in shared if i < min(own, self.size)]))
+        elif limit < own:
+            self.restrict = DraftVocabularyLogitsProcessor.below(limit)
 
     def of_target(self, logits: Tensor) -> Tensor:
         """Logits (A, V of the draft model) -> (A, V of the target)."""
