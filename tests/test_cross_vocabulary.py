@@ -330,7 +330,7 @@ def test_the_better_method_drafts_more(better, other, do_sample):
         choice.decide()
         used.append(choice.method)
         choice.learn(3 if choice.method == better else 1, 4)
-    assert used.count(better) > 50 and used.count(other) > 1
+    assert used.count(better) > 40 and used.count(other) > 1  # the other one is tried after 16 rounds at the latest
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
