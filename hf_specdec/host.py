@@ -147,12 +147,17 @@ def num_layers(model: Any) -> int:
     return model.config.get_text_config(decoder=True).num_hidden_layers
 
 
+def revision(model: Any) -> str | None:
+    """The commit a model was opened from; `None` if it came from no repository."""
+    return getattr(model.config, "_commit_hash", None)
+
+
 def context_limits(model: Any) -> tuple[int | None, int | None]:
     """Positions a row may run up to, and below which length of the row fewer: its own border; `None` without one.
 
     A text within the original context of a "longrope" model must not be read beyond it: the whole pass would change.
     """
-    limit, (_, border) = max_positions(model), _rope_border(model)
+    limit, (_, border) = max_positions(model), rope_border(model)
     if border is not None and limit is not None:
         border = min(border, limit)
     return limit, border
@@ -164,7 +169,7 @@ def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) 
     "dynamic" frequencies change with the longest position of every pass beyond the trained context; "longrope" changes
     them once, when a pass first reaches beyond its original context.
     """
-    kind, border = _rope_border(model)
+    kind, border = rope_border(model)
     if border is None or max_length <= border:
         return
     if kind == "dynamic" or prompt_length <= border or num_rows > 1:
@@ -174,7 +179,7 @@ def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) 
         )
 
 
-def _rope_border(model: Any) -> tuple[str, int | None]:
+def rope_border(model: Any) -> tuple[str, int | None]:
     """The kind of rotary embedding that depends on the length of the text, and from which length on."""
     config = model.config.get_text_config(decoder=True)
     for rope in _rope_settings(model):
@@ -1201,7 +1206,11 @@ def _alike(layer: Any, others: list[Any]) -> Any:
 def keep_rows(cache: Cache, rows: Tensor) -> None:
     """Keeps some rows of a growing cache, in the given order. Its layers may lie on different devices."""
     for layer in _layers(cache):
-        layer.batch_select_indices(rows.to(layer.keys.device))
+        index = rows.to(layer.keys.device)
+        if layer.keys.shape[-2]:
+            layer.batch_select_indices(index)
+        else:  # rolled back to nothing: the host leaves the rows of such a layer as they are
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
 
 
 def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:

@@ -68,8 +68,8 @@ class Rate:
         """The estimate."""
         return self.hits / self.tries
 
-    def add(self, hit: bool) -> None:
-        """Counts one outcome."""
+    def add(self, hit: float) -> None:
+        """Counts one outcome: whether it was one, or to what part."""
         fade = min(1.0, _MEMORY / (self.tries + 1))
         self.hits = self.hits * fade + hit
         self.tries = self.tries * fade + 1
