@@ -646,8 +646,7 @@ def forward(
     arguments[CACHE_NAME] = cache
     inputs = model.prepare_inputs_for_generation(tokens, next_sequence_length=tokens.shape[1], **arguments)
     _refuse_cut_inputs(model, inputs, tokens)
-    _refuse_other_mask(model, inputs, mask)
-    if is_ready:
+    if is_ready or _is_shifted(inputs.get(_mask_name(model)), mask, cache):
         inputs[_mask_name(model)] = mask
     return (call or model)(**inputs, return_dict=True)
 
@@ -808,16 +807,10 @@ def _refuse_cut_inputs(model: Any, inputs: dict[str, Any], tokens: Tensor) -> No
         )
 
 
-def _refuse_other_mask(model: Any, inputs: dict[str, Any], mask: Any) -> None:
-    """Raises `ValueError` if a model's own code (PEFT, learned prefixes) lengthens a mask that may have holes."""
-    fed = inputs.get(_mask_name(model))
-    if not (isinstance(fed, Tensor) and isinstance(mask, Tensor) and fed.dim() == mask.dim() == 2):
-        return
-    if fed.shape[1] != mask.shape[1]:
-        raise ValueError(
-            f"{type(model).__name__}.prepare_inputs_for_generation makes a mask over {fed.shape[1]} slots of one over "
-            f"{mask.shape[1]}, so holes in it would move. Generate one row at a time, or set assistant=False."
-        )
+def _is_shifted(fed: Any, mask: Any, cache: Cache) -> bool:
+    """Whether a mask over all slots was lengthened, as PEFT does for learned prefixes that it does not find in it."""
+    are_flat = all(isinstance(each, Tensor) and each.dim() == 2 for each in (fed, mask))
+    return are_flat and fed.shape[1] != mask.shape[1] and not is_fixed(cache)
 
 
 def _mask_name(model: Any) -> str:

@@ -131,7 +131,7 @@ def slow_table(model, rounds, top_k):
                 stays = path == said[: len(path)] and len(path) < len(said)
                 (stayed if stays else refused).append((position, place, text + path))
             refused += [(position, place, []) for position in range(len(paths), draft.width + 1)]
-        for _, _, prefix in [*sorted(refused)[:16], *stayed]:
+        for _, _, prefix in [*sorted(refused)[: max(0, 16 - len(stayed))], *stayed]:
             if not prefix:
                 continue  # padding takes a place, and teaches nothing
             logits = model(torch.tensor([prefix])).logits[0, -1].detach().float()
