@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_generate(commands)
     _add_bench(commands)
+    _add_data(commands)
     return parser
 
 
@@ -165,6 +166,35 @@ def _run_bench(arguments: argparse.Namespace) -> None:
         console.width = 120  # a log has no width of its own
     document = run_bench(_options(BenchOptions, arguments), console)
     publish(document, arguments.output)
+
+
+# --- data -------------------------------------------------------------------------------------------------
+
+
+def _add_data(commands: Any) -> None:
+    parser = _command(commands, "data", _run_data, "make training data: prompts, answered by the target itself")
+    _add_model_options(parser)
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="the data folder; what it holds grows"
+    )
+    parser.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="answer tokens in all (1000000)")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines, or hub:NAME (the target writes all prompts)")
+    parser.add_argument("--self-written", type=float, metavar="S", help="share of prompts the target writes itself")
+    parser.add_argument(
+        "--themes", type=Path, metavar="FILE", help="JSON lines: system, beginnings (the package's own)"
+    )
+    parser.add_argument("--held-out", type=Path, metavar="FILE", help="evaluation prompts that must not be trained on")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="texts written together (64)")
+    parser.add_argument("--max-new-tokens", type=int, default=320, metavar="M", help="most tokens of an answer (320)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all that is drawn (0)")
+
+
+def _run_data(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from hf_specdec.training.answers import DataOptions, make_data
+
+    make_data(_options(DataOptions, arguments), Console(stderr=True))
 
 
 # --- what commands share ----------------------------------------------------------------------------------
