@@ -53,5 +53,6 @@ def soft_cross_entropy(states: Tensor, weight: Tensor, laws: Tensor) -> tuple[Te
     Returns:
         Losses, shape (N,), and the ids scored best, shape (N,).
     """
-    weight = weight.to(states.dtype)
-    return _SoftCrossEntropy.apply(states, weight, laws.to(states.dtype))
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    return _SoftCrossEntropy.apply(states.to(dtype), weight.to(dtype), laws.to(dtype))

@@ -22,7 +22,7 @@ class RecipeOptions:
         depth: how many tokens ahead the drafter learns to draft.
         decay: what a step's loss weighs of the one before.
         coverage: the share of answer tokens that a head's own vocabulary holds.
-        max_draft_ids: ids of that vocabulary at most; `None` for no limit.
+        draft_vocab_size: ids of that vocabulary, whatever the share; `None` leaves it to `coverage`.
         num_layers: decoder layers of the drafter.
         seed: of first weights and of what is drawn while training.
 
@@ -33,7 +33,7 @@ class RecipeOptions:
     depth: int = 7
     decay: float = 0.8
     coverage: float = 0.995
-    max_draft_ids: int | None = None
+    draft_vocab_size: int | None = None
     num_layers: int = 1
     seed: int = 0
 
@@ -43,8 +43,8 @@ class RecipeOptions:
         for name in ("decay", "coverage"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be above 0 and at most 1.")
-        if self.max_draft_ids is not None:
-            check_count("max_draft_ids", self.max_draft_ids)
+        if self.draft_vocab_size is not None:
+            check_count("draft_vocab_size", self.draft_vocab_size)
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,6 @@ class Recipe(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Writes config.json and model.safetensors, which `load_drafter` opens, into an existing folder."""
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over trained weights."""
-        self.module.load_state_dict(tensors)
 
     def describe(self) -> dict[str, Any]:
         """The facts for the record of a run."""

@@ -164,13 +164,13 @@ class Trace:
         embeds = embeds if layer.input_layernorm is None else layer.input_layernorm(embeds)
         source = torch.cat([embeds.to(normed), normed], dim=-1)
         positions = rows.positions if step == 0 else rows.positions[rows.chains] + step
-        rotation = self._rotation(positions, source.dtype)
+        rotation = self._rotation(positions, residual.dtype)
         sizes = rows.num_rows if step == 0 else rows.num_chains
         self.keys.append(self._heads(self.attention.k_proj, self.attention.k_norm, source, rotation).split(sizes, 1))
         self.values.append(self._heads(self.attention.v_proj, None, source, None).split(sizes, 1))
         if step == 0:
             source, residual = source[rows.chains], residual[rows.chains]
-            rotation = self._rotation(rows.positions[rows.chains], source.dtype)
+            rotation = self._rotation(rows.positions[rows.chains], residual.dtype)
         queries = self._heads(self.attention.q_proj, self.attention.q_norm, source, rotation)
         attended = [self._attended(query, text) for text, query in enumerate(queries.split(rows.num_chains, 1))]
         states = residual + self.attention.o_proj(torch.cat(attended))

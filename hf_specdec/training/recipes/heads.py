@@ -39,6 +39,20 @@ class HeadRecipe(Recipe):
         weight = target.get_output_embeddings().weight.detach()
         self.teacher = weight[head.draft_ids.to(weight.device)].to(head.device)
 
+    @classmethod
+    def new(cls, target: Any, examples: Sequence[Example], options: RecipeOptions) -> HeadRecipe:
+        """A head with its first weights, and a vocabulary of what is frequent in the examples."""
+        vocabulary = host.vocabulary_size(target)
+        ids = frequent_ids(examples, vocabulary, options.coverage, options.draft_vocab_size)
+        head = EagleHead(cls.config(target, len(ids), options))
+        initialise(head, target, ids, options.seed)
+        return cls(target, head.to(target.device).bind(target), options)
+
+    @classmethod
+    def config(cls, target: Any, draft_vocab_size: int, options: RecipeOptions) -> EagleConfig:
+        """The head's shape."""
+        return head_config(target, draft_vocab_size, options.num_layers)
+
     def output_weight(self) -> Tensor:
         """Rows of the output layer, shape (D, H)."""
         return self.teacher if self.head.lm_head is None else self.head.lm_head.weight
@@ -56,18 +70,25 @@ class HeadRecipe(Recipe):
         write_head(self.head, folder)
 
 
-def frequent_ids(examples: Iterable[Example], coverage: float, most: int | None = None) -> Tensor:
-    """The fewest ids that make up a share of all answer tokens, ascending.
+def frequent_ids(
+    examples: Iterable[Example], vocabulary: int, coverage: float, draft_vocab_size: int | None = None
+) -> Tensor:
+    """The most frequent ids of answers, ascending.
 
     Args:
         examples: whose answers to count.
-        coverage: the share, above 0 and at most 1.
-        most: ids at most, whatever the share.
+        vocabulary: ids of the target.
+        coverage: the share of all answer tokens they are to make up.
+        draft_vocab_size: how many they are instead. If fewer occur, low ids fill them up: vocabularies made by merging
+            pairs hold frequent ones first.
     """
     counts = Counter(token for example in examples for token in example.answer)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    if draft_vocab_size is not None:
+        ranked += [token for token in range(vocabulary) if token not in counts]
+        return torch.tensor(sorted(ranked[:draft_vocab_size]))
     wanted, covered, kept = coverage * counts.total(), 0, []
-    for token in ranked[:most]:
+    for token in ranked:
         if covered >= wanted:
             break
         kept.append(token)
