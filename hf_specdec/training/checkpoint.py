@@ -43,15 +43,71 @@ class Progress:
     target: dict[str, int] = field(default_factory=dict)
 
 
+class Weights:
+    """What a training changes of a module: in float32 or what is finer, beside the module's own dtype.
+
+    Args:
+        module: whose parameters with `requires_grad` are trained.
+
+    Attributes:
+        masters: by name.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        fine = {name: torch.promote_types(weight.dtype, torch.float32) for name, weight in self.module.items()}
+        self.masters = {name: nn.Parameter(x.detach().to(fine[name], copy=True)) for name, x in self.module.items()}
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Rounds what was learned into the module."""
+        for name, master in self.masters.items():
+            self.module[name].copy_(master)
+
+    def take_gradients(self) -> Tensor:
+        """All gradients of the module in one row, which it then has no more."""
+        rows = []
+        for name, weight in self.module.items():
+            grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            rows.append(grad.flatten().to(self.masters[name].dtype))
+            weight.grad = None
+        return torch.cat(rows)
+
+    def set_gradients(self, row: Tensor) -> None:
+        """Gives the optimisers a row of gradients."""
+        sizes = [master.numel() for master in self.masters.values()]
+        for master, grad in zip(self.masters.values(), row.split(sizes), strict=True):
+            master.grad = grad.view_as(master)
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over weights by name.
+
+        Raises:
+            ValueError: if names or shapes are others.
+        """
+        if self.masters.keys() != tensors.keys():
+            differing = sorted(self.masters.keys() ^ tensors.keys())
+            raise ValueError(f"These weights are of another drafter; names differ: {', '.join(differing[:5])}.")
+        for name, master in self.masters.items():
+            if master.shape != tensors[name].shape:
+                raise ValueError(
+                    f"These weights are of another drafter: {name} has shape {tuple(tensors[name].shape)}, here "
+                    f"{tuple(master.shape)}."
+                )
+            master.copy_(tensors[name])
+        self.publish()
+
+
 def write_state(
-    folder: Path, progress: Progress, module: nn.Module, optimizers: list[torch.optim.Optimizer], facts: dict[str, Any]
+    folder: Path, progress: Progress, weights: Weights, optimizers: list[torch.optim.Optimizer], facts: dict[str, Any]
 ) -> None:
     """Writes everything a run goes on from.
 
     Raises:
         OSError: if the disk is full; the state written before is still there.
     """
-    tensors = {f"module.{name}": value for name, value in trained(module).items()}
+    tensors = {f"module.{name}": master for name, master in weights.masters.items()}
     for index, optimizer in enumerate(optimizers):
         for number, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{number}.{name}": torch.as_tensor(value) for name, value in slots.items()}
@@ -80,40 +136,15 @@ def read_state(folder: Path) -> tuple[Progress, dict[str, Any], dict[str, Tensor
     return progress, json.loads(metadata["facts"]), tensors
 
 
-def restore(tensors: dict[str, Tensor], module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+def restore(tensors: dict[str, Tensor], weights: Weights, optimizers: list[torch.optim.Optimizer]) -> None:
     """Puts weights and the optimisers' memories back."""
-    load_trained(module, {name: value for name, value in _behind(tensors, "module.").items()})
+    weights.load(_behind(tensors, "module."))
     for index, optimizer in enumerate(optimizers):
         slots: dict[int, dict[str, Tensor]] = {}
         for name, value in _behind(tensors, f"optimizer.{index}.").items():
             number, key = name.split(".")
             slots.setdefault(int(number), {})[key] = value
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def trained(module: nn.Module) -> dict[str, Tensor]:
-    """The weights that a training changes, by name."""
-    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-
-
-@torch.no_grad()
-def load_trained(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copies weights by name.
-
-    Raises:
-        ValueError: if names or shapes are others.
-    """
-    weights = trained(module)
-    if weights.keys() != tensors.keys():
-        differing = sorted(weights.keys() ^ tensors.keys())
-        raise ValueError(f"These weights are of another drafter; names differ: {', '.join(differing[:5])}.")
-    for name, weight in weights.items():
-        if weight.shape != tensors[name].shape:
-            raise ValueError(
-                f"These weights are of another drafter: {name} has shape {tuple(tensors[name].shape)}, here "
-                f"{tuple(weight.shape)}."
-            )
-        weight.copy_(tensors[name])
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:

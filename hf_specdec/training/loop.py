@@ -64,7 +64,7 @@ class Training:
 
     def __init__(self, options: TrainOptions, report: Report):
         self.options, self.report, self.folder = options, report, Path(options.output)
-        self.accelerator = Accelerator(mixed_precision=options.precision, cpu=options.device == "cpu")
+        self.accelerator = Accelerator(cpu=options.device == "cpu")
         device = str(self.accelerator.device) if options.device is None else options.device
         target: Any = load_target(options.target, options.dtype, device)[0]
         self.target = target.requires_grad_(False)
@@ -76,9 +76,10 @@ class Training:
             self.progress = found[0]
         self._read_data(self.progress.num_examples or None)
         self.recipe = self._recipe(found[1] if found else None)
-        self.optimizers = _optimizers(self.recipe, options)
+        self.weights = checkpoint.Weights(self.recipe.module)
+        self.optimizers = _optimizers(self.weights, options)
         if found is not None:
-            checkpoint.restore(found[2], self.recipe.module, self.optimizers)
+            checkpoint.restore(found[2], self.weights, self.optimizers)
         elif options.init_from is not None:
             self._init_from(Path(options.init_from))
         cache = Path(options.cache or self.folder / "features")
@@ -150,7 +151,7 @@ class Training:
         if found[0].target != self.progress.target:
             raise ValueError(f"--init-from {folder} was trained for another target: {found[0].target}.")
         tensors = {n.removeprefix("module."): x for n, x in found[2].items() if n.startswith("module.")}
-        checkpoint.load_trained(self.recipe.module, tensors)
+        self.weights.load(tensors)
 
     def _refuse_other_run(self, progress: Progress, facts: dict[str, Any]) -> None:
         here = self.progress.target
@@ -170,15 +171,15 @@ class Training:
     def _lasting_options(self) -> dict[str, Any]:
         """Options that a resumed run must share; when it ends and how often it writes may change."""
         options = asdict(self.options)
-        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "muon", "held_out_share", "precision", "dtype")
+        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "muon", "held_out_share", "dtype")
         return {name: options[name] for name in lasting}
 
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
         """Learns until one of the limits is reached; see `train`."""
+        self._say_size()
         if self.progress.step == 0:
-            self._say_size()
             self._evaluate()
         while not self._is_over():
             self._step(self._next_batches())
@@ -194,7 +195,7 @@ class Training:
     def _say_size(self) -> None:
         size = self.store.bytes_of([*self.learned, *self.held_out])
         kept = min(size, self.store.max_bytes)
-        self.report({"event": "start", "examples": len(self.learned), "held_out": len(self.held_out), "bytes": kept})
+        self._report({"event": "start", "examples": len(self.learned), "held_out": len(self.held_out), "bytes": kept})
 
     def _fraction(self) -> float:
         """How much of the training is behind us, by the limit that is nearest."""
@@ -223,8 +224,7 @@ class Training:
         sums = torch.zeros(2, dtype=torch.float64)
         for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
             texts = self.store.texts(batch)
-            with self.accelerator.autocast():
-                losses = self.recipe.losses(texts)
+            losses = self.recipe.losses(texts)
             if losses.count:
                 losses.total.backward()
                 sums += torch.tensor([float(losses.total.detach()), losses.count], dtype=torch.float64)
@@ -240,24 +240,23 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.weights.publish()
         progress = self.progress
         progress.step += 1
         progress.answer_tokens += sum(len(example.answer) for batch in batches for example in batch)
         progress.loss = (progress.loss[0] + loss, progress.loss[1] + int(count))
-        self.report(self._line("step") | {"loss": loss / max(count, 1), "learning_rate": rate})
+        self._report(self._line("step") | {"loss": loss / max(count, 1), "learning_rate": rate})
 
     def _reduce_gradients(self, count: float) -> float:
         """Adds gradients over processes, divides them by the count, shortens them, and says how long they were."""
-        weights = list(checkpoint.trained(self.recipe.module).values())
-        grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
-        flat = torch.cat([grad.flatten() for grad in grads])
-        flat = self._summed(flat) / max(count, 1)
+        flat = self._summed(self.weights.take_gradients()) / max(count, 1)
         norm = float(flat.norm())
-        flat = flat * min(1.0, self.options.max_grad_norm / max(norm, 1e-12))
-        for weight, grad in zip(weights, flat.split([x.numel() for x in weights]), strict=True):
-            weight.grad = grad.view_as(weight)
+        self.weights.set_gradients(flat * min(1.0, self.options.max_grad_norm / max(norm, 1e-12)))
         return norm
+
+    def _report(self, event: dict[str, Any]) -> None:
+        if self.accelerator.is_main_process:
+            self.report(event)
 
     def _summed(self, values: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:
@@ -292,7 +291,7 @@ class Training:
                 self.recipe.save(self.folder)
             self._write_metrics(metrics)
             self._write_record()
-        self.report(metrics | {"is_best": is_best})
+        self._report(metrics | {"is_best": is_best})
         self.evaluated = time.monotonic()
 
     @torch.no_grad()
@@ -300,8 +299,7 @@ class Training:
         counted = evaluate.Acceptance()
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
         for start in range(0, len(mine), 8):
-            with self.accelerator.autocast():
-                agreed = self.recipe.agreement(self.store.texts(mine[start : start + 8]))
+            agreed = self.recipe.agreement(self.store.texts(mine[start : start + 8]))
             counted += evaluate.total(map(evaluate.count, agreed))
         if self.accelerator.num_processes == 1:
             return counted
@@ -339,7 +337,7 @@ class Training:
         if self.accelerator.is_main_process:
             self._line("state")
             facts = {"options": self._lasting_options(), "num_examples_at_first": self.num_examples_at_first}
-            checkpoint.write_state(self.folder, self.progress, self.recipe.module, self.optimizers, facts)
+            checkpoint.write_state(self.folder, self.progress, self.weights, self.optimizers, facts)
         self.saved = time.monotonic()
 
 
@@ -356,11 +354,11 @@ def _shape(target: Any) -> dict[str, int]:
     }
 
 
-def _optimizers(recipe: Recipe, options: TrainOptions) -> list[torch.optim.Optimizer]:
-    weights = list(checkpoint.trained(recipe.module).values())
-    matrices = [weight for weight in weights if weight.ndim == 2]
-    others = [weight for weight in weights if weight.ndim != 2]
-    settings: dict[str, Any] = {"lr": options.learning_rate, "betas": (0.9, 0.95)}
+def _optimizers(weights: checkpoint.Weights, options: TrainOptions) -> list[torch.optim.Optimizer]:
+    masters = list(weights.masters.values())
+    matrices = [master for master in masters if master.ndim == 2]
+    others = [master for master in masters if master.ndim != 2]
+    settings: dict[str, Any] = {"lr": options.learning_rate, "betas": (0.9, 0.95), "fused": True}
     plain = {"params": others, "weight_decay": 0.0}
     if not options.muon:
         return [torch.optim.AdamW([{"params": matrices, "weight_decay": options.weight_decay}, plain], **settings)]

@@ -1,4 +1,9 @@
-"""How far a drafter's law is from the target's, without ever holding all scores at once."""
+"""Cross entropy between a target's laws and a drafter's, both over one frozen output layer, without their scores.
+
+With rows w_v of the layer, scores z_v = w_v s and the target's law p, the loss is log sum exp z - s E_p and its gradient
+E_q - E_p, where E_p is the mean row under p and E_q that under the drafter's law. E_p is made once for a position,
+however many steps learn from it, and scores live in small blocks only.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +16,60 @@ from torch import Tensor
 _CHUNK = 128
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
-    """Gradients are made in the forward pass, where the scores are at hand."""
+class _CrossEntropy(torch.autograd.Function):
+    """The gradient is made in the forward pass, where the scores are at hand."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, laws: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, states: Tensor, weight: Tensor, means: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         losses = torch.empty(len(states), dtype=torch.promote_types(states.dtype, torch.float32), device=states.device)
-        best = torch.empty(len(states), dtype=torch.long, device=states.device)
-        by_state = torch.empty_like(states)
-        by_weight = torch.zeros_like(weight) if weight.requires_grad else None
+        is_best = torch.empty(len(states), dtype=torch.bool, device=states.device)
+        gradient = torch.empty_like(states)
         for start in range(0, len(states), _CHUNK):
             rows = slice(start, start + _CHUNK)
             logits = states[rows] @ weight.T
-            best[rows] = logits.argmax(dim=-1)
-            losses[rows] = logits.logsumexp(dim=-1).to(losses.dtype) - (laws[rows] * logits).sum(dim=-1)
-            error = logits.softmax(dim=-1).sub_(laws[rows])
-            by_state[rows] = error @ weight
-            if by_weight is not None:
-                by_weight += error.T @ states[rows]
-        ctx.save_for_backward(by_state, by_weight)
-        ctx.mark_non_differentiable(best)
-        return losses, best
+            best = logits.amax(dim=-1)
+            is_best[rows] = logits.gather(1, labels[rows, None])[:, 0] == best
+            law = logits.softmax(dim=-1)
+            # The best score less the logarithm of its probability is log sum exp.
+            losses[rows] = best.to(losses) - law.amax(dim=-1).to(losses).log()
+            gradient[rows] = law @ weight
+        losses -= (states.to(losses) * means.to(losses)).sum(dim=-1)
+        ctx.save_for_backward(gradient.sub_(means))
+        ctx.mark_non_differentiable(is_best)
+        return losses, is_best
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        by_state, by_weight = ctx.saved_tensors
-        # Losses are summed before they are differentiated, so every one has the same factor.
-        return by_state * grad[:, None].to(by_state), None if by_weight is None else by_weight * grad[0].to(by_weight), None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad[:, None].to(gradient), None, None, None
 
 
-def soft_cross_entropy(states: Tensor, weight: Tensor, laws: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy between the target's laws and those of `states @ weight.T`.
-
-    The losses may only be used through their sum: the gradient of `weight` knows one factor for all.
+def cross_entropy(states: Tensor, weight: Tensor, means: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy of drafters' laws against a target's, and whether labels are scored best.
 
     Args:
         states: what the output layer reads, shape (N, H).
-        weight: of the output layer, shape (D, H); its gradient is only made if it is wanted.
-        laws: probabilities of the target, shape (N, D).
+        weight: its rows, shape (D, H), as `centred` makes them; frozen.
+        means: `mean_rows` of the target's laws at these positions, shape (N, H).
+        labels: ids among the rows, shape (N,).
 
     Returns:
-        Losses, shape (N,), and the ids scored best, shape (N,).
+        Losses and booleans, shape (N,).
     """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-    return _SoftCrossEntropy.apply(states.to(dtype), weight.to(dtype), laws.to(dtype))
+    return _CrossEntropy.apply(states.to(dtype), weight.to(dtype), means.to(dtype), labels)
+
+
+@torch.no_grad()
+def mean_rows(states: Tensor, weight: Tensor) -> Tensor:
+    """The mean row of an output layer under the law it gives at every state; shape (S, H) -> (S, H)."""
+    weight = weight.to(states.dtype)
+    return torch.cat([(chunk @ weight.T).softmax(dim=-1) @ weight for chunk in states.split(_CHUNK)])
+
+
+@torch.no_grad()
+def centred(weight: Tensor) -> Tensor:
+    """Rows less their mean, which changes no law and leaves more digits to what differs."""
+    fine = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return (fine - fine.mean(dim=0)).to(weight.dtype)

@@ -8,8 +8,6 @@ from typing import Any
 from hf_specdec.options import check_count
 from hf_specdec.training.recipes.base import RecipeOptions
 
-PRECISIONS = ("bf16", "no")
-
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -41,9 +39,8 @@ class TrainOptions:
         save_steps: steps between states on disk; `None` leaves it to the clock.
         cache_gigabytes: most disk for the target's hidden states; 0 computes them anew in every epoch.
         cache: folder for them; by default within `output`.
-        precision: "bf16" or "no".
         device: such as "cpu" or "cuda"; `None` is the accelerator if there is one.
-        dtype: of the target.
+        dtype: of the target and the drafter; what is learned is kept in float32 beside it.
 
     Raises:
         ValueError: if a value is out of range, or nothing ends the training.
@@ -74,7 +71,6 @@ class TrainOptions:
     save_steps: int | None = None
     cache_gigabytes: float = 16.0
     cache: str | None = None
-    precision: str = "bf16"
     device: str | None = None
     dtype: str = "bfloat16"
 
@@ -89,8 +85,6 @@ class TrainOptions:
         self._check_range("max_grad_norm", 0, float("inf"))
         self._check_range("evaluate_every", 0, float("inf"))
         self._check_range("save_every", 0, float("inf"))
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision={self.precision!r} is unknown; use one of {', '.join(PRECISIONS)}.")
         if self.time_budget is None and self.max_steps is None and self.epochs is None:
             raise ValueError("Nothing ends this training: give time_budget, max_steps or epochs.")
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from hf_specdec.heads import EagleHead
 from hf_specdec.heads.eagle import rotated
 from hf_specdec.training.features import Text
-from hf_specdec.training.losses import soft_cross_entropy
+from hf_specdec.training.losses import cross_entropy, mean_rows
 from hf_specdec.training.recipes.base import Losses
 from hf_specdec.training.recipes.heads import HeadRecipe
 
@@ -61,16 +61,15 @@ class Eagle3(HeadRecipe):
 
     def losses(self, texts: Sequence[Text]) -> Losses:
         rows = self.rows(texts)
-        weight = self.output_weight()
-        with torch.no_grad():
-            laws = self.laws(rows.last)
+        means = mean_rows(rows.last, self.output)
         total, hits, seen = rows.hidden.new_zeros(()), [], []
         for step, states in enumerate(self.steps(rows)):
             wanted = self.wanted(rows, step)
             labels = self.own_ids[rows.ahead[wanted, step + 1]]
-            losses, best = soft_cross_entropy(self.normed(states[wanted]), weight, laws[rows.laws[wanted, step]])
+            expected = means[rows.laws[wanted, step]]
+            losses, is_best = cross_entropy(self.normed(states[wanted]), self.output, expected, labels)
             total = total + self.options.decay**step * losses.sum()
-            hits.append(int((best == labels).sum()))
+            hits.append(int(is_best.sum()))
             seen.append(len(labels))
         return Losses(total, seen[0], tuple(hits), tuple(seen))
 
@@ -197,8 +196,8 @@ class Trace:
         before = before.unflatten(1, (-1, count)).masked_fill(self.barred[text], -torch.inf)
         own = [(grouped * key[:, None]).sum(dim=-1, keepdim=True) for key in keys[1:]]
         weights = torch.cat([before, *own], dim=-1).softmax(dim=-1).to(queries)
-        width = keys[0].shape[1]
-        taken = (weights[..., :width].flatten(1, 2) @ values[0]).unflatten(1, (-1, count))
-        for step, value in enumerate(values[1:]):
-            taken = taken + weights[..., width + step, None] * value[:, None]
+        of_rows, *of_own = weights.split([keys[0].shape[1], *[1] * len(own)], dim=-1)
+        taken = (of_rows.flatten(1, 2) @ values[0]).unflatten(1, (-1, count))
+        for share, value in zip(of_own, values[1:], strict=True):
+            taken = taken + share * value[:, None]
         return taken.flatten(0, 1).transpose(0, 1).flatten(1)

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from hf_specdec import host
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.heads import EagleConfig, EagleHead, LayerConfig
 from hf_specdec.training.examples import Example
+from hf_specdec.training.losses import centred
 from hf_specdec.training.recipes.base import Recipe, RecipeOptions
-
-# Positions whose laws are computed together.
-_CHUNK = 512
 
 
 class HeadRecipe(Recipe):
@@ -37,7 +34,8 @@ class HeadRecipe(Recipe):
         self.own_ids = torch.full((head.config.vocab_size,), -1, device=head.device)
         self.own_ids[head.draft_ids] = torch.arange(len(head.draft_ids), device=head.device)
         weight = target.get_output_embeddings().weight.detach()
-        self.teacher = weight[head.draft_ids.to(weight.device)].to(head.device)
+        # What both laws are computed from: the target's rows of the head's ids, shape (D, H).
+        self.output = centred(weight[head.draft_ids.to(weight.device)]).to(head.device)
 
     @classmethod
     def new(cls, target: Any, examples: Sequence[Example], options: RecipeOptions) -> HeadRecipe:
@@ -46,25 +44,16 @@ class HeadRecipe(Recipe):
         ids = frequent_ids(examples, vocabulary, options.coverage, options.draft_vocab_size)
         head = EagleHead(cls.config(target, len(ids), options))
         initialise(head, target, ids, options.seed)
-        return cls(target, head.to(target.device).bind(target), options)
+        return cls(target, head.to(target.device, target.dtype).bind(target), options)
 
     @classmethod
     def config(cls, target: Any, draft_vocab_size: int, options: RecipeOptions) -> EagleConfig:
         """The head's shape."""
         return head_config(target, draft_vocab_size, options.num_layers)
 
-    def output_weight(self) -> Tensor:
-        """Rows of the output layer, shape (D, H)."""
-        return self.teacher if self.head.lm_head is None else self.head.lm_head.weight
-
     def normed(self, states: Tensor) -> Tensor:
         """What the output layer reads."""
         return states if self.head.norm is None else self.head.norm(states)
-
-    def laws(self, last: Tensor) -> Tensor:
-        """The target's laws over the head's vocabulary, shape (S, D), from its final states, shape (S, T)."""
-        teacher = self.teacher.to(last.dtype)
-        return torch.cat([(rows @ teacher.T).softmax(dim=-1) for rows in last.split(_CHUNK)])
 
     def save(self, folder: Path) -> None:
         write_head(self.head, folder)
