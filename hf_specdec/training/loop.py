@@ -120,8 +120,8 @@ class Training:
             self.batches[-1].append(self.learned[place])
             room -= size
 
-    def _next_batches(self) -> list[list[Example]]:
-        """The batches of the coming step; begins a new epoch, with the data that are there then, where one ends."""
+    def _next_batches(self) -> list[tuple[int, list[Example]]]:
+        """The batches of the coming step, each with a seed of its own; begins a new epoch, with the data that are there then, where one ends."""
         if self.progress.cursor >= len(self.batches):
             self.progress.epoch, self.progress.cursor = self.progress.epoch + 1, 0
             self._read_data()
@@ -129,7 +129,8 @@ class Training:
         count = 1 if few else self.options.batches_per_step
         start = self.progress.cursor
         self.progress.cursor += count
-        return self.batches[start : start + count]
+        first = (self.options.recipe.seed * 1_000_003 + self.progress.epoch) * 1_000_003
+        return [(first + place, self.batches[place]) for place in range(start, min(start + count, len(self.batches)))]
 
     # --- the drafter --------------------------------------------------------------------------------------
 
@@ -219,12 +220,11 @@ class Training:
         is_due = torch.tensor([float(time.monotonic() - since >= seconds)], device=self.accelerator.device)
         return bool(self.accelerator.reduce(is_due, "sum") > 0)
 
-    def _step(self, batches: Sequence[list[Example]]) -> None:
+    def _step(self, batches: Sequence[tuple[int, list[Example]]]) -> None:
         """One step of the optimisers over some batches, which the processes share."""
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
-            texts = self.store.texts(batch)
-            losses = self.recipe.losses(texts)
+        for seed, batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
+            losses = self.recipe.losses(self.store.texts(batch), seed)
             if losses.count:
                 losses.total.backward()
                 sums += torch.tensor([float(losses.total.detach()), losses.count], dtype=torch.float64)
@@ -243,7 +243,7 @@ class Training:
         self.weights.publish()
         progress = self.progress
         progress.step += 1
-        progress.answer_tokens += sum(len(example.answer) for batch in batches for example in batch)
+        progress.answer_tokens += sum(len(example.answer) for _, batch in batches for example in batch)
         progress.loss = (progress.loss[0] + loss, progress.loss[1] + int(count))
         self._report(self._line("step") | {"loss": loss / max(count, 1), "learning_rate": rate})
 

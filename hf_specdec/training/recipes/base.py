@@ -23,6 +23,8 @@ class RecipeOptions:
         decay: what a step's loss weighs of the one before.
         coverage: the share of answer tokens that a head's own vocabulary holds.
         draft_vocab_size: ids of that vocabulary, whatever the share; `None` leaves it to `coverage`.
+        drop_rate: of drafters that predict all tokens at once, the share of places that learn a token further ahead.
+        drop_least: but at least this share.
         num_layers: decoder layers of the drafter.
         seed: of first weights and of what is drawn while training.
 
@@ -34,13 +36,15 @@ class RecipeOptions:
     decay: float = 0.8
     coverage: float = 0.995
     draft_vocab_size: int | None = None
+    drop_rate: float = 0.7
+    drop_least: float = 0.2
     num_layers: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("depth", "num_layers"):
             check_count(name, getattr(self, name))
-        for name in ("decay", "coverage"):
+        for name in ("decay", "coverage", "drop_rate", "drop_least"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be above 0 and at most 1.")
         if self.draft_vocab_size is not None:
@@ -80,8 +84,8 @@ class Recipe(ABC):
     depth: int
 
     @abstractmethod
-    def losses(self, texts: Sequence[Text]) -> Losses:
-        """What the drafter would lose on these texts."""
+    def losses(self, texts: Sequence[Text], seed: int = 0) -> Losses:
+        """What the drafter loses on these texts; `seed` is of what is drawn for that."""
 
     @abstractmethod
     def agreement(self, texts: Sequence[Text]) -> list[Tensor]:

@@ -59,7 +59,7 @@ class Eagle3(HeadRecipe):
 
     name = "eagle3"
 
-    def losses(self, texts: Sequence[Text]) -> Losses:
+    def losses(self, texts: Sequence[Text], seed: int = 0) -> Losses:
         rows = self.rows(texts)
         means = mean_rows(rows.last, self.output)
         total, hits, seen = rows.hidden.new_zeros(()), [], []

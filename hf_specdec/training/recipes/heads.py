@@ -42,12 +42,14 @@ class HeadRecipe(Recipe):
         """A head with its first weights, and a vocabulary of what is frequent in the examples."""
         vocabulary = host.vocabulary_size(target)
         ids = frequent_ids(examples, vocabulary, options.coverage, options.draft_vocab_size)
-        head = EagleHead(cls.config(target, len(ids), options))
+        head = EagleHead(cls.config(target, len(ids), options, examples))
         initialise(head, target, ids, options.seed)
         return cls(target, head.to(target.device, target.dtype).bind(target), options)
 
     @classmethod
-    def config(cls, target: Any, draft_vocab_size: int, options: RecipeOptions) -> EagleConfig:
+    def config(
+        cls, target: Any, draft_vocab_size: int, options: RecipeOptions, examples: Sequence[Example]
+    ) -> EagleConfig:
         """The head's shape."""
         return head_config(target, draft_vocab_size, options.num_layers)
 
