@@ -1,7 +1,7 @@
 """`hf-specdec data`: prompts, answered by the target itself, as a folder of training data.
 
-The work is done in rounds of one batch, one shard each. What a round does follows from the seed and the shards before it, so
-a run that is killed goes on where the last whole shard ends.
+The work is done in rounds of one batch, one shard each. What a round does follows from the seed and the shards before
+it, so a run that is killed goes on where the last whole shard ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DataOptions:
         output: the data folder; if it holds data already, they grow.
         tokens: answer tokens wanted in all.
         prompts: a file of JSON lines, or `hub:NAME`; `None`: the target writes all prompts itself.
-        self_written: share of the prompts that the target writes itself; by default all, or none if `prompts` are given.
+        self_written: share of the prompts that the target writes itself; by default all, with `prompts` none.
         themes: a file of JSON lines, see `read_themes`; `None` takes those of the package.
         held_out: a file of evaluation prompts that must not be trained on.
         batch_size: texts written together.
