@@ -11,9 +11,10 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions"],
     ["chains", "paths", "history", "recycling"],
     ["host", "trees"],
+    ["fingerprints", "provenance"],
     ["heads.eagle", "heads"],
     ["state", "slots", "halves", "cached_model", "request"],
     ["verify", "scorer"],
@@ -25,10 +26,13 @@ LAYERS = [
     ["drafters.early_exit", "drafters.head_reader", "drafters.eagle", "drafters.parallel"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
-    ["checkpoints.translate", "checkpoints.load", "checkpoints"],
+    ["checkpoints.translate", "checkpoints.load", "checkpoints.write", "checkpoints"],
     ["loop", "candidates", "hub"],
     ["generation"],
-    ["", "demo_model", "loading"],
+    ["demo_model", "loading"],
+    ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
+    [""],
+    ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
     ["checks", "checks.report", "checks.bench", "demo"],
     ["cli"],
 ]
