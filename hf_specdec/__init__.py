@@ -45,5 +45,7 @@ __all__ = [
     "enable",
     "last_stats",
     "load_drafter",
+    "push_to_hub",
+    "save_pretrained",
     "speculate",
 ]

@@ -228,8 +228,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _create(self, asked: dict[str, Any]) -> None:
         name = f"{asked.get('organization') or 'tester'}/{asked['name']}"
+        is_private = bool(asked.get("private")) or asked.get("visibility") == "private"
         is_there = name in self.hub.repositories
-        self.hub.repositories.setdefault(name, Repository(bool(asked.get("private"))))
+        self.hub.repositories.setdefault(name, Repository(is_private))
         answer = {"url": f"{self.hub.url}/{name}", "id": name, "name": name}
         self._json(answer, 409 if is_there else 200)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_specdec.checkpoints import load_head
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.drafters import Drafter, DraftModel, Eagle, ParallelDraft
 from hf_specdec.heads import EagleHead
@@ -44,7 +46,7 @@ def save_pretrained(
     drafter.check(target, tokenizer)
     provenance = Provenance.of(kind_of(drafter), target, name or target_name(target), tokenizer, recipe, data)
     with filling(Path(folder)) as part:
-        _write(drafter, part)
+        _write(drafter, part, target)
         stamp(part, provenance)
     return Path(folder)
 
@@ -67,10 +69,11 @@ def kind_of(drafter: Drafter) -> str:
     )
 
 
-def _write(drafter: Drafter, folder: Path) -> None:
+def _write(drafter: Drafter, folder: Path, target: PreTrainedModel) -> None:
     head = drafter.head if isinstance(drafter, Eagle) else getattr(drafter, "model", None)
     if isinstance(head, EagleHead):
         write_head(head, folder, head.dtype)
+        _check_written(head, folder, target)
         return
     model: Any = head
     model.save_pretrained(folder)
@@ -80,3 +83,18 @@ def _write(drafter: Drafter, folder: Path) -> None:
         path = folder / "config.json"
         marks = {"spd_type": "pard", "pard_token": drafter.mask_token_id}
         path.write_text(json.dumps(json.loads(path.read_text()) | marks, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_written(head: EagleHead, folder: Path, target: PreTrainedModel) -> None:
+    """Raises `ValueError` for a head with options that are read from others' files and have no place in ours."""
+    try:
+        found = asdict(load_head(str(folder), target).config)
+    except ValueError as error:
+        reason = str(error).replace(str(folder), "it")
+        raise ValueError(
+            f"This head cannot be saved, as its settings are read from other formats only: {reason}"
+        ) from error
+    ours = asdict(head.config)
+    if lost := sorted(name for name in ours if found[name] != ours[name]):
+        settings = ", ".join(f"{name}={ours[name]}" for name in lost)
+        raise ValueError(f"This head cannot be saved: its settings {settings} are read from other formats only.")
