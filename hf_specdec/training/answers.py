@@ -235,7 +235,7 @@ class DataMaker:
                 f"{self.options.output} holds answers of {found.get('target')!r}, not of this target: {difference}. "
                 "Give another --output."
             )
-        return found
+        return found | {"target": own["target"]}
 
     def _write_record(self) -> dict[str, Any]:
         settings = {
