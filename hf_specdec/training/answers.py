@@ -224,6 +224,7 @@ class DataMaker:
             "tokenizer_fingerprint": tokenizer_fingerprint(self.tokenizer),
         }
         if not (self.options.output / RECORD_NAME).exists() and not shard_paths(self.options.output):
+            write_record(self.options.output, own)  # before there is any answer that might be taken for another's
             return own
         found = read_record(self.options.output)
         made_for = TargetFingerprint.from_dict(found.get("target_fingerprint"))

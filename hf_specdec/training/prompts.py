@@ -260,10 +260,11 @@ class HeldOut:
         return False
 
     def show(self) -> None:
-        """Says on standard error how many prompts were refused, and the first of them."""
+        """Says on standard error how many prompts were refused since the last time, and the first of them."""
         if self.refused:
             shown = "\n".join(f"  {prompt[:100]!r}" for prompt in self.refused[:3])
             print(f"{len(self.refused)} prompts occur in {self.path} and are left out:\n{shown}", file=sys.stderr)
+            self.refused.clear()
 
 
 def normalised(text: str) -> str:
