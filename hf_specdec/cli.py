@@ -45,7 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_generate(commands)
     _add_bench(commands)
+    _add_data(commands)
     _add_train(commands)
+    _add_push(commands)
+    _add_export(commands)
     return parser
 
 
@@ -168,6 +171,35 @@ def _run_bench(arguments: argparse.Namespace) -> None:
     publish(document, arguments.output)
 
 
+# --- data -------------------------------------------------------------------------------------------------
+
+
+def _add_data(commands: Any) -> None:
+    parser = _command(commands, "data", _run_data, "make training data: prompts, answered by the target itself")
+    _add_model_options(parser)
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="the data folder; what it holds grows"
+    )
+    parser.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="answer tokens in all (1000000)")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines, or hub:NAME (the target writes all prompts)")
+    parser.add_argument("--self-written", type=float, metavar="S", help="share of prompts the target writes itself")
+    parser.add_argument(
+        "--themes", type=Path, metavar="FILE", help="JSON lines: system, beginnings (the package's own)"
+    )
+    parser.add_argument("--held-out", type=Path, metavar="FILE", help="evaluation prompts that must not be trained on")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="texts written together (64)")
+    parser.add_argument("--max-new-tokens", type=int, default=320, metavar="M", help="most tokens of an answer (320)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all that is drawn (0)")
+
+
+def _run_data(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from hf_specdec.training.answers import DataOptions, make_data
+
+    make_data(_options(DataOptions, arguments), Console(stderr=True))
+
+
 # --- train ------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +257,50 @@ def _seconds(text: str) -> float:
         return float(text.rstrip("smh")) * units[text[-1]] if text[-1:] in units else float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write for example 90s, 60m or 5h") from error
+
+
+# --- push and export --------------------------------------------------------------------------------------
+
+
+def _add_push(commands: Any) -> None:
+    parser = _command(commands, "push", _run_push, "write the model card of a drafter and publish it on the Hub")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a trained or saved drafter")
+    parser.add_argument("repo_id", metavar="ORG/NAME", help="the repository; it is created if it does not exist")
+    parser.add_argument("--license", metavar="ID", help="for the card, such as apache-2.0 (what the card said before)")
+    parser.add_argument("--revision", metavar="BRANCH", help="a branch instead of main; created if it does not exist")
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument("--message", metavar="TEXT", help="of the commit")
+
+
+def _run_push(arguments: argparse.Namespace) -> None:
+    from hf_specdec.publishing import push, write_card
+
+    write_card(arguments.folder, arguments.repo_id, arguments.license)
+    url = push(
+        arguments.folder,
+        arguments.repo_id,
+        private=arguments.private or None,
+        revision=arguments.revision,
+        message=arguments.message,
+    )
+    print(url)
+
+
+def _add_export(commands: Any) -> None:
+    parser = _command(commands, "export", _run_export, "write a head in the format of a serving engine")
+    parser.add_argument("folder", metavar="DIR_OR_ID", help="a head of the EAGLE family")
+    parser.add_argument("--format", required=True, metavar="F", help="vllm-speculators, sglang or safeailab")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
+    _add_model_options(parser)
+
+
+def _run_export(arguments: argparse.Namespace) -> None:
+    from hf_specdec.loading import load_target
+    from hf_specdec.publishing import export
+
+    target, _ = load_target(arguments.target, arguments.dtype, arguments.device)
+    export(arguments.folder, arguments.output, arguments.format, target)
+    print(arguments.output)
 
 
 # --- what commands share ----------------------------------------------------------------------------------

@@ -72,7 +72,9 @@ def read_examples(folder: str | os.PathLike[str]) -> list[Example]:
     examples: list[Example] = []
     broken: list[str] = []
     for path in shards:
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
+            if not line:
+                continue
             try:
                 examples.append(_parsed(line))
             except ValueError as error:
