@@ -29,7 +29,7 @@ class Progress:
         seconds: spent so far, over all resumed runs.
         best: the best held-out acceptance length; 0 before the first evaluation.
         loss: mean over the steps since the last evaluation, as (sum, count).
-        target: what the drafter must fit.
+        target: its fingerprint.
     """
 
     step: int = 0
@@ -40,7 +40,7 @@ class Progress:
     seconds: float = 0.0
     best: float = 0.0
     loss: tuple[float, int] = (0.0, 0)
-    target: dict[str, int] = field(default_factory=dict)
+    target: dict[str, Any] = field(default_factory=dict)
 
 
 class Weights:

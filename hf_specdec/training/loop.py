@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from hf_specdec import host
+from hf_specdec.fingerprints import TargetFingerprint
 from hf_specdec.loading import load_target
 from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.checkpoint import Progress
-from hf_specdec.training.curves import read_metrics
+from hf_specdec.training.curves import draw, read_metrics
 from hf_specdec.training.examples import Example, is_held_out, read_examples, read_record, write_whole
 from hf_specdec.training.features import FeatureStore
 from hf_specdec.training.options import TrainOptions
@@ -31,6 +32,7 @@ from hf_specdec.training.recipes import RECIPES
 from hf_specdec.training.recipes.base import Recipe
 
 METRICS_NAME = "metrics.jsonl"
+CURVES_NAME = "curves.png"
 RECORD_NAME = "training.json"
 
 # Called after every step and evaluation with what happened.
@@ -68,7 +70,9 @@ class Training:
         device = str(self.accelerator.device) if options.device is None else options.device
         target: Any = load_target(options.target, options.dtype, device)[0]
         self.target = target.requires_grad_(False)
-        self.progress = Progress(target=_shape(self.target))
+        self.fingerprint = TargetFingerprint.of(self.target)
+        self.progress = Progress(target=self.fingerprint.to_dict())
+        self._refuse_other_data()
         self.folder.mkdir(parents=True, exist_ok=True)
         found = checkpoint.read_state(self.folder)
         if found is not None:
@@ -87,6 +91,16 @@ class Training:
         self.store = FeatureStore(self.target, self.recipe.taps, cache if limit else None, limit)
         self.started = time.monotonic() - self.progress.seconds
         self.saved = self.evaluated = time.monotonic()
+
+    def _refuse_other_data(self) -> None:
+        record = data_record(self.options.data).get("target_fingerprint")
+        if record is None:
+            return
+        if (difference := TargetFingerprint.from_dict(record).difference(self.fingerprint)) is not None:
+            raise ValueError(
+                f"{self.options.data} holds answers of another target: {difference}. Drafters learn from answers of "
+                "the target they draft for; make them with: hf-specdec data --target ..."
+            )
 
     # --- data ---------------------------------------------------------------------------------------------
 
@@ -149,17 +163,15 @@ class Training:
         found = checkpoint.read_state(folder)
         if found is None:
             raise ValueError(f"--init-from {folder} holds no {checkpoint.STATE_NAME}; give the output of a training.")
-        if found[0].target != self.progress.target:
-            raise ValueError(f"--init-from {folder} was trained for another target: {found[0].target}.")
+        if (difference := TargetFingerprint.from_dict(found[0].target).difference(self.fingerprint)) is not None:
+            raise ValueError(f"--init-from {folder} was trained for another target: {difference}.")
         tensors = {n.removeprefix("module."): x for n, x in found[2].items() if n.startswith("module.")}
         self.weights.load(tensors)
 
     def _refuse_other_run(self, progress: Progress, facts: dict[str, Any]) -> None:
-        here = self.progress.target
-        if progress.target != here:
+        if (difference := TargetFingerprint.from_dict(progress.target).difference(self.fingerprint)) is not None:
             raise ValueError(
-                f"{self.folder} holds a run for another target: {progress.target}; this one has {here}. Give that "
-                "target, or another output."
+                f"{self.folder} holds a run for another target: {difference}. Give that target, or another output."
             )
         told = self._lasting_options()
         if changed := sorted(name for name in told if facts["options"].get(name) != told[name]):
@@ -290,6 +302,7 @@ class Training:
             if is_best:
                 self.recipe.save(self.folder)
             self._write_metrics(metrics)
+            self._draw()
             self._write_record()
         self._report(metrics | {"is_best": is_best})
         self.evaluated = time.monotonic()
@@ -328,6 +341,11 @@ class Training:
         kept = [entry for entry in read_metrics(path) if entry["step"] < line["step"]]
         write_whole(path, "".join(json.dumps(entry) + "\n" for entry in [*kept, line]))
 
+    def _draw(self) -> None:
+        learned = [entry for entry in read_metrics(self.folder / METRICS_NAME) if entry["loss"] is not None]
+        if learned and find_spec("matplotlib") is not None:
+            draw(learned, self.folder / CURVES_NAME, f"{self.options.kind} for {self.options.target or 'demo model'}")
+
     def _write_record(self) -> None:
         record = {"options": asdict(self.options), "recipe": self.recipe.describe(), "target": self.progress.target}
         record |= {"data": data_record(self.options.data), "progress": asdict(self.progress)}
@@ -344,14 +362,6 @@ class Training:
 def data_record(folder: str) -> dict[str, Any]:
     """What the data folder says about itself; empty if it says nothing."""
     return read_record(folder) if (Path(folder) / "data.json").is_file() else {}
-
-
-def _shape(target: Any) -> dict[str, int]:
-    return {
-        "hidden_size": host.hidden_size(target),
-        "vocab_size": host.vocabulary_size(target),
-        "num_layers": host.num_layers(target),
-    }
 
 
 def _optimizers(weights: checkpoint.Weights, options: TrainOptions) -> list[torch.optim.Optimizer]:
