@@ -226,10 +226,14 @@ def _add_train(commands: Any) -> None:
     learning.add_argument("--muon", action="store_true", help="train matrices with Muon instead of AdamW")
     learning.add_argument("--batch-tokens", type=int, default=2048, metavar="N", help="answer tokens of a batch (2048)")
     learning.add_argument("--batches-per-step", type=int, default=2, metavar="N", help="batches of a step (2)")
-    learning.add_argument("--evaluate-every", type=_seconds, default=300.0, metavar="T", help="between evaluations (5m)")
+    learning.add_argument(
+        "--evaluate-every", type=_seconds, default=300.0, metavar="T", help="between evaluations (5m)"
+    )
     learning.add_argument("--save-every", type=_seconds, default=60.0, metavar="T", help="between states on disk (1m)")
     learning.add_argument("--cache", metavar="DIR", help="for the target's hidden states (OUTPUT/features)")
-    learning.add_argument("--cache-gigabytes", type=float, default=16.0, metavar="G", help="most disk for them; 0: none")
+    learning.add_argument(
+        "--cache-gigabytes", type=float, default=16.0, metavar="G", help="most disk for them; 0: none"
+    )
 
 
 def _run_train(arguments: argparse.Namespace) -> None:

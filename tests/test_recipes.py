@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -171,7 +173,7 @@ def test_slots_are_fewer_the_further_ahead_and_never_without_those_before():
     slots = draw_slots(torch.arange(5, 105), 6, 0.7, 0.3, seed=3)
     kept = [set(slots.places[slots.depths == depth].tolist()) for depth in range(1, 6)]
     assert [len(places) for places in kept] == [70, 49, 34, 30, 30]
-    assert all(deeper <= places for places, deeper in zip(kept, kept[1:], strict=False))
+    assert all(deeper <= places for places, deeper in itertools.pairwise(kept))
     again, other = draw_slots(torch.arange(5, 105), 6, 0.7, 0.3, 3), draw_slots(torch.arange(5, 105), 6, 0.7, 0.3, 4)
     assert torch.equal(again.places, slots.places) and not torch.equal(other.places, slots.places)
 

@@ -13,7 +13,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LAYERS = [
     ["accept", "options", "noise", "stats", "schedule", "vocabulary"],
     ["chains", "paths", "history", "recycling"],
-    ["host", "trees"],
+    ["host", "trees", "fingerprints"],
     ["heads.eagle", "heads"],
     ["state", "slots", "halves", "cached_model", "request"],
     ["verify", "scorer"],
@@ -25,11 +25,18 @@ LAYERS = [
     ["drafters.early_exit", "drafters.head_reader", "drafters.eagle", "drafters.parallel"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["checkpoints.files", "checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
-    ["checkpoints.translate", "checkpoints.load", "checkpoints"],
+    ["checkpoints.translate", "checkpoints.load", "checkpoints.write", "checkpoints"],
     ["loop", "candidates", "hub"],
     ["generation"],
     ["", "demo_model", "loading"],
     ["checks", "checks.report", "checks.bench", "demo"],
+    ["training", "training.examples", "training.losses", "training.features"],
+    ["training.writing", "training.themes", "training.prompts", "training.answers"],
+    ["training.recipes.base", "training.recipes.conditional_drop", "training.recipes.heads"],
+    ["training.recipes.students", "training.recipes.eagle3", "training.recipes.p_eagle"],
+    ["training.recipes.pard", "training.recipes.draft", "training.recipes"],
+    ["training.options", "training.evaluate", "training.curves", "training.checkpoint"],
+    ["training.loop", "training.console"],
     ["cli"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]

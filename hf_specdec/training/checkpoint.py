@@ -107,7 +107,7 @@ def write_state(
     Raises:
         OSError: if the disk is full; the state written before is still there.
     """
-    tensors = {f"module.{name}": master for name, master in weights.masters.items()}
+    tensors: dict[str, Tensor] = {f"module.{name}": master for name, master in weights.masters.items()}
     for index, optimizer in enumerate(optimizers):
         for number, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{number}.{name}": torch.as_tensor(value) for name, value in slots.items()}

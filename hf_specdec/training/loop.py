@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,10 @@ class Training:
             room -= size
 
     def _next_batches(self) -> list[tuple[int, list[Example]]]:
-        """The batches of the coming step, each with a seed of its own; begins a new epoch, with the data that are there then, where one ends."""
+        """The batches of the coming step, each with a seed of its own.
+
+        Where an epoch ends a new one begins, with the data that are there then.
+        """
         if self.progress.cursor >= len(self.batches):
             self.progress.epoch, self.progress.cursor = self.progress.epoch + 1, 0
             self._read_data()
@@ -319,8 +322,8 @@ class Training:
         sums = torch.tensor([*map(list, counted.counts())], dtype=torch.float64)
         ends = torch.tensor([counted.tokens, counted.rounds], dtype=torch.float64)
         tokens, rounds = map(int, self._summed(ends).tolist())
-        by_position = [tuple(map(int, row)) for row in self._summed(sums).tolist()]
-        return replace(evaluate.Acceptance(*by_position), tokens=tokens, rounds=rounds)
+        hits, seen, kept, reached = (tuple(map(int, row)) for row in self._summed(sums).tolist())
+        return evaluate.Acceptance(hits, seen, kept, reached, tokens, rounds)
 
     def _line(self, event: str) -> dict[str, Any]:
         progress = self.progress

@@ -77,7 +77,9 @@ def student_of(target: Any, num_layers: int) -> Any:
         for mine, index in zip(host.decoder_layers(student), indices, strict=True):
             mine.load_state_dict(layers[index].state_dict())
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"The layers of {type(target).__name__} cannot be copied into a smaller one: {error}") from error
+        raise ValueError(
+            f"The layers of {type(target).__name__} cannot be copied into a smaller one: {error}"
+        ) from error
     _copy_others(student, target)
     student.set_input_embeddings(target.get_input_embeddings())
     student.set_output_embeddings(target.get_output_embeddings())
