@@ -1,4 +1,4 @@
-"""Which target a file was made for: shapes that must agree, and a sketch of weights that tells copies from strangers."""
+"""Which target a file was made for: shapes that must agree, and weights that tell copies from strangers."""
 
 from __future__ import annotations
 

@@ -147,6 +147,11 @@ def num_layers(model: Any) -> int:
     return model.config.get_text_config(decoder=True).num_hidden_layers
 
 
+def revision(model: Any) -> str | None:
+    """The commit a model was opened from; `None` if it came from no repository."""
+    return getattr(model.config, "_commit_hash", None)
+
+
 def context_limits(model: Any) -> tuple[int | None, int | None]:
     """Positions a row may run up to, and below which length of the row fewer: its own border; `None` without one.
 

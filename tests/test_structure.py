@@ -11,9 +11,10 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions"],
     ["chains", "paths", "history", "recycling"],
-    ["host", "trees", "fingerprints"],
+    ["host", "trees"],
+    ["fingerprints", "provenance"],
     ["heads.eagle", "heads"],
     ["state", "slots", "halves", "cached_model", "request"],
     ["verify", "scorer"],
@@ -28,10 +29,12 @@ LAYERS = [
     ["checkpoints.translate", "checkpoints.load", "checkpoints.write", "checkpoints"],
     ["loop", "candidates", "hub"],
     ["generation"],
-    ["", "demo_model", "loading"],
+    ["demo_model", "loading"],
+    ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
+    [""],
+    ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
     ["checks", "checks.report", "checks.bench", "demo"],
-    ["training", "training.examples", "training.losses", "training.features"],
-    ["training.writing", "training.themes", "training.prompts", "training.answers"],
+    ["training.losses", "training.features"],
     ["training.recipes.base", "training.recipes.conditional_drop", "training.recipes.heads"],
     ["training.recipes.students", "training.recipes.eagle3", "training.recipes.p_eagle"],
     ["training.recipes.pard", "training.recipes.draft", "training.recipes"],

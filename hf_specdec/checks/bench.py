@@ -10,7 +10,6 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -30,6 +29,7 @@ from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first
 from hf_specdec.loading import Chat, encode, load_model, load_target
 from hf_specdec.options import check_count
 from hf_specdec.stats import SpecStats
+from hf_specdec.versions import commit
 
 TURNS = ("first", "all")
 _WARM_UP_TOKENS = 16
@@ -372,7 +372,7 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
     accelerated = model.device.type == "cuda"
     return {
         "hf_specdec": hf_specdec.__version__,
-        "commit": _commit(),
+        "commit": commit(),
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -476,19 +476,3 @@ def _cpu() -> str:
         return platform.processor()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
-
-
-def _commit() -> str | None:
-    """The commit of this checkout, "-dirty" behind it if files differ; `None` for an installed package."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], check=True, capture_output=True)
-        described = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return described.stdout.strip()

@@ -12,7 +12,7 @@ from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel, CompiledPasses
 from hf_specdec.drafters import encoder_decoder
-from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.base import Compilation, DraftContext, DraftSession, WeightedDrafter
 from hf_specdec.drafters.drawing import Drawing, chain
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
@@ -21,7 +21,7 @@ from hf_specdec.verify import TargetPass
 from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor, differing_tokens
 
 
-class DraftModel(Drafter):
+class DraftModel(WeightedDrafter):
     """Drafts with a smaller language model that shares the target's tokenizer.
 
     Under sampling it draws from its own law after the call's temperature, top-k, top-p and min-p (and the

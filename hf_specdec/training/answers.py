@@ -18,7 +18,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.fingerprints import TargetFingerprint
-from hf_specdec.loading import load_target
+from hf_specdec.loading import load_target, target_name
 from hf_specdec.options import check_count
 from hf_specdec.training.examples import (
     RECORD_NAME,
@@ -219,7 +219,7 @@ class DataMaker:
     def _opened_record(self) -> dict[str, Any]:
         """What the folder says about itself, or what it will say."""
         own = {
-            "target": target_name(self.model, self.options.target),
+            "target": target_name(self.model),
             "target_fingerprint": TargetFingerprint.of(self.model).to_dict(),
             "tokenizer_fingerprint": tokenizer_fingerprint(self.tokenizer),
         }
@@ -270,13 +270,6 @@ def end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     if not found:
         raise ValueError("Neither the target nor its tokenizer names a token that ends a text (eos_token_id).")
     return found
-
-
-def target_name(model: Any, location: str | None) -> str:
-    """A target's Hub id, or the name of its folder."""
-    if location is not None and not Path(location).exists():
-        return location
-    return Path(location or model.config._name_or_path or model.config.model_type).name
 
 
 def _name(path: Any) -> str | None:

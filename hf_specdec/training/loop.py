@@ -21,7 +21,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from hf_specdec.fingerprints import TargetFingerprint
-from hf_specdec.loading import load_target
+from hf_specdec.loading import load_target, target_name
+from hf_specdec.provenance import Provenance, filling, stamp
 from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.checkpoint import Progress
 from hf_specdec.training.curves import draw, read_metrics
@@ -68,7 +69,7 @@ class Training:
         self.options, self.report, self.folder = options, report, Path(options.output)
         self.accelerator = Accelerator(cpu=options.device == "cpu")
         device = str(self.accelerator.device) if options.device is None else options.device
-        target: Any = load_target(options.target, options.dtype, device)[0]
+        target, self.tokenizer = load_target(options.target, options.dtype, device)
         self.target = target.requires_grad_(False)
         self.fingerprint = TargetFingerprint.of(self.target)
         self.progress = Progress(target=self.fingerprint.to_dict())
@@ -303,7 +304,7 @@ class Training:
         self.progress.best = max(self.progress.best, counted.length)
         if self.accelerator.is_main_process:
             if is_best:
-                self.recipe.save(self.folder)
+                self._keep()
             self._write_metrics(metrics)
             self._draw()
             self._write_record()
@@ -343,6 +344,15 @@ class Training:
         path = self.folder / METRICS_NAME
         kept = [entry for entry in read_metrics(path) if entry["step"] < line["step"]]
         write_whole(path, "".join(json.dumps(entry) + "\n" for entry in [*kept, line]))
+
+    def _keep(self) -> None:
+        """Puts the drafter in place of the best one so far."""
+        described, data = self.recipe.describe(), data_record(self.options.data)
+        name = target_name(self.target)
+        provenance = Provenance.of(self.options.kind, self.target, name, self.tokenizer, described, data)
+        with filling(self.folder) as part:
+            self.recipe.save(part)
+            stamp(part, provenance)
 
     def _draw(self) -> None:
         learned = [entry for entry in read_metrics(self.folder / METRICS_NAME) if entry["loss"] is not None]

@@ -1,0 +1,76 @@
+"""Publishes a folder with a drafter on the Hub, in one commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+
+from hf_specdec.checkpoints import files, recognise
+
+# What belongs to a drafter: a training's state, caches and whatever else lies beside it do not.
+PUBLISHED = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "README.md",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "training.json",
+    "metrics.jsonl",
+    "curves.png",
+    "bench*.json",
+    "check*.json",
+)
+
+
+def push(
+    folder: str | Path,
+    repo_id: str,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    message: str | None = None,
+) -> str:
+    """Uploads a drafter. All files appear in one commit, so an interrupted upload changes nothing.
+
+    Args:
+        folder: with settings and weights, as `save_pretrained` or `hf-specdec train` wrote them.
+        repo_id: such as "org/name"; created if it does not exist.
+        private: whether a new repository is private; `None` leaves it to the organisation's setting.
+        token: of the Hub; the one that is logged in by default.
+        revision: a branch instead of main; created if it does not exist.
+        message: of the commit.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ValueError: if the folder holds no drafter, or the Hub refuses.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ValueError(f"{folder} is no folder; give one with a drafter's config.json and model.safetensors.")
+    recognise(str(path))
+    files.read_shapes(str(path))  # a damaged file is not published
+    api: Any = HfApi(token=token)
+    try:
+        repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None:
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repo,
+            folder_path=path,
+            allow_patterns=list(PUBLISHED),
+            revision=revision,
+            commit_message=message or "Upload drafter",
+        )
+    except Exception as error:  # the Hub's, or of the HTTP library, which is another one in every other release
+        raise ValueError(
+            f"{repo_id} could not be published ({error}). Look whether the name is right and whether you are logged in "
+            "with a token that may write (hf auth login)."
+        ) from error
+    return str(done.commit_url)
