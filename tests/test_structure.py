@@ -34,6 +34,12 @@ LAYERS = [
     [""],
     ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
     ["checks", "checks.report", "checks.bench", "demo"],
+    ["training.losses", "training.features"],
+    ["training.recipes.base", "training.recipes.conditional_drop", "training.recipes.heads"],
+    ["training.recipes.students", "training.recipes.eagle3", "training.recipes.p_eagle"],
+    ["training.recipes.pard", "training.recipes.draft", "training.recipes"],
+    ["training.options", "training.evaluate", "training.curves", "training.checkpoint"],
+    ["training.loop", "training.console"],
     ["cli"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]

@@ -29,7 +29,7 @@ class Progress:
         seconds: spent so far, over all resumed runs.
         best: the best held-out acceptance length; 0 before the first evaluation.
         loss: mean over the steps since the last evaluation, as (sum, count).
-        target: what the drafter must fit.
+        target: its fingerprint.
     """
 
     step: int = 0
@@ -40,7 +40,7 @@ class Progress:
     seconds: float = 0.0
     best: float = 0.0
     loss: tuple[float, int] = (0.0, 0)
-    target: dict[str, int] = field(default_factory=dict)
+    target: dict[str, Any] = field(default_factory=dict)
 
 
 class Weights:
@@ -107,7 +107,7 @@ def write_state(
     Raises:
         OSError: if the disk is full; the state written before is still there.
     """
-    tensors = {f"module.{name}": master for name, master in weights.masters.items()}
+    tensors: dict[str, Tensor] = {f"module.{name}": master for name, master in weights.masters.items()}
     for index, optimizer in enumerate(optimizers):
         for number, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{number}.{name}": torch.as_tensor(value) for name, value in slots.items()}

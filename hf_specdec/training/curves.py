@@ -48,5 +48,8 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
         axes.legend(fontsize="small")
     figure.suptitle(title)
     part = path.with_name(f".{os.getpid()}.{path.name}")
-    figure.savefig(part, dpi=120)
-    os.replace(part, path)
+    try:
+        figure.savefig(part, dpi=120)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

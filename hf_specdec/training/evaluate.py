@@ -39,7 +39,8 @@ class Acceptance:
     def __add__(self, other: Acceptance) -> Acceptance:
         pairs = zip(self.counts(), other.counts(), strict=True)
         added = [tuple(a + b for a, b in zip_longest(mine, theirs, fillvalue=0)) for mine, theirs in pairs]
-        return Acceptance(*added, self.tokens + other.tokens, self.rounds + other.rounds)
+        hits, seen, kept, reached = added
+        return Acceptance(hits, seen, kept, reached, self.tokens + other.tokens, self.rounds + other.rounds)
 
     def counts(self) -> tuple[tuple[int, ...], ...]:
         """All counts by position."""

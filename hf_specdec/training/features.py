@@ -104,7 +104,8 @@ class FeatureStore:
         return texts
 
     def _placed(self, text: Text) -> Text:
-        return Text(*(x.to(self.device) if isinstance(x, Tensor) else x for x in vars(text).values()))
+        tokens, taps, last = (states.to(self.device) for states in (text.tokens, text.taps, text.last))
+        return Text(tokens, text.prompt_length, taps, last)
 
     def _path(self, example: Example) -> Path | None:
         if self.folder is None:

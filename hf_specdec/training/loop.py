@@ -11,7 +11,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from hf_specdec import host
-from hf_specdec.loading import load_target
+from hf_specdec.fingerprints import TargetFingerprint
+from hf_specdec.loading import load_target, target_name
+from hf_specdec.provenance import Provenance, filling, stamp
 from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.checkpoint import Progress
-from hf_specdec.training.curves import read_metrics
+from hf_specdec.training.curves import draw, read_metrics
 from hf_specdec.training.examples import Example, is_held_out, read_examples, read_record, write_whole
 from hf_specdec.training.features import FeatureStore
 from hf_specdec.training.options import TrainOptions
@@ -31,6 +33,7 @@ from hf_specdec.training.recipes import RECIPES
 from hf_specdec.training.recipes.base import Recipe
 
 METRICS_NAME = "metrics.jsonl"
+CURVES_NAME = "curves.png"
 RECORD_NAME = "training.json"
 
 # Called after every step and evaluation with what happened.
@@ -66,9 +69,11 @@ class Training:
         self.options, self.report, self.folder = options, report, Path(options.output)
         self.accelerator = Accelerator(cpu=options.device == "cpu")
         device = str(self.accelerator.device) if options.device is None else options.device
-        target: Any = load_target(options.target, options.dtype, device)[0]
+        target, self.tokenizer = load_target(options.target, options.dtype, device)
         self.target = target.requires_grad_(False)
-        self.progress = Progress(target=_shape(self.target))
+        self.fingerprint = TargetFingerprint.of(self.target)
+        self.progress = Progress(target=self.fingerprint.to_dict())
+        self._refuse_other_data()
         self.folder.mkdir(parents=True, exist_ok=True)
         found = checkpoint.read_state(self.folder)
         if found is not None:
@@ -87,6 +92,16 @@ class Training:
         self.store = FeatureStore(self.target, self.recipe.taps, cache if limit else None, limit)
         self.started = time.monotonic() - self.progress.seconds
         self.saved = self.evaluated = time.monotonic()
+
+    def _refuse_other_data(self) -> None:
+        record = data_record(self.options.data).get("target_fingerprint")
+        if record is None:
+            return
+        if (difference := TargetFingerprint.from_dict(record).difference(self.fingerprint)) is not None:
+            raise ValueError(
+                f"{self.options.data} holds answers of another target: {difference}. Drafters learn from answers of "
+                "the target they draft for; make them with: hf-specdec data --target ..."
+            )
 
     # --- data ---------------------------------------------------------------------------------------------
 
@@ -121,7 +136,10 @@ class Training:
             room -= size
 
     def _next_batches(self) -> list[tuple[int, list[Example]]]:
-        """The batches of the coming step, each with a seed of its own; begins a new epoch, with the data that are there then, where one ends."""
+        """The batches of the coming step, each with a seed of its own.
+
+        Where an epoch ends a new one begins, with the data that are there then.
+        """
         if self.progress.cursor >= len(self.batches):
             self.progress.epoch, self.progress.cursor = self.progress.epoch + 1, 0
             self._read_data()
@@ -149,17 +167,15 @@ class Training:
         found = checkpoint.read_state(folder)
         if found is None:
             raise ValueError(f"--init-from {folder} holds no {checkpoint.STATE_NAME}; give the output of a training.")
-        if found[0].target != self.progress.target:
-            raise ValueError(f"--init-from {folder} was trained for another target: {found[0].target}.")
+        if (difference := TargetFingerprint.from_dict(found[0].target).difference(self.fingerprint)) is not None:
+            raise ValueError(f"--init-from {folder} was trained for another target: {difference}.")
         tensors = {n.removeprefix("module."): x for n, x in found[2].items() if n.startswith("module.")}
         self.weights.load(tensors)
 
     def _refuse_other_run(self, progress: Progress, facts: dict[str, Any]) -> None:
-        here = self.progress.target
-        if progress.target != here:
+        if (difference := TargetFingerprint.from_dict(progress.target).difference(self.fingerprint)) is not None:
             raise ValueError(
-                f"{self.folder} holds a run for another target: {progress.target}; this one has {here}. Give that "
-                "target, or another output."
+                f"{self.folder} holds a run for another target: {difference}. Give that target, or another output."
             )
         told = self._lasting_options()
         if changed := sorted(name for name in told if facts["options"].get(name) != told[name]):
@@ -288,8 +304,9 @@ class Training:
         self.progress.best = max(self.progress.best, counted.length)
         if self.accelerator.is_main_process:
             if is_best:
-                self.recipe.save(self.folder)
+                self._keep()
             self._write_metrics(metrics)
+            self._draw()
             self._write_record()
         self._report(metrics | {"is_best": is_best})
         self.evaluated = time.monotonic()
@@ -306,8 +323,8 @@ class Training:
         sums = torch.tensor([*map(list, counted.counts())], dtype=torch.float64)
         ends = torch.tensor([counted.tokens, counted.rounds], dtype=torch.float64)
         tokens, rounds = map(int, self._summed(ends).tolist())
-        by_position = [tuple(map(int, row)) for row in self._summed(sums).tolist()]
-        return replace(evaluate.Acceptance(*by_position), tokens=tokens, rounds=rounds)
+        hits, seen, kept, reached = (tuple(map(int, row)) for row in self._summed(sums).tolist())
+        return evaluate.Acceptance(hits, seen, kept, reached, tokens, rounds)
 
     def _line(self, event: str) -> dict[str, Any]:
         progress = self.progress
@@ -328,6 +345,20 @@ class Training:
         kept = [entry for entry in read_metrics(path) if entry["step"] < line["step"]]
         write_whole(path, "".join(json.dumps(entry) + "\n" for entry in [*kept, line]))
 
+    def _keep(self) -> None:
+        """Puts the drafter in place of the best one so far."""
+        described, data = self.recipe.describe(), data_record(self.options.data)
+        name = target_name(self.target)
+        provenance = Provenance.of(self.options.kind, self.target, name, self.tokenizer, described, data)
+        with filling(self.folder) as part:
+            self.recipe.save(part)
+            stamp(part, provenance)
+
+    def _draw(self) -> None:
+        learned = [entry for entry in read_metrics(self.folder / METRICS_NAME) if entry["loss"] is not None]
+        if learned and find_spec("matplotlib") is not None:
+            draw(learned, self.folder / CURVES_NAME, f"{self.options.kind} for {self.options.target or 'demo model'}")
+
     def _write_record(self) -> None:
         record = {"options": asdict(self.options), "recipe": self.recipe.describe(), "target": self.progress.target}
         record |= {"data": data_record(self.options.data), "progress": asdict(self.progress)}
@@ -344,14 +375,6 @@ class Training:
 def data_record(folder: str) -> dict[str, Any]:
     """What the data folder says about itself; empty if it says nothing."""
     return read_record(folder) if (Path(folder) / "data.json").is_file() else {}
-
-
-def _shape(target: Any) -> dict[str, int]:
-    return {
-        "hidden_size": host.hidden_size(target),
-        "vocab_size": host.vocabulary_size(target),
-        "num_layers": host.num_layers(target),
-    }
 
 
 def _optimizers(weights: checkpoint.Weights, options: TrainOptions) -> list[torch.optim.Optimizer]:

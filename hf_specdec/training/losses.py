@@ -1,8 +1,8 @@
 """Cross entropy between a target's laws and a drafter's, both over one frozen output layer, without their scores.
 
-With rows w_v of the layer, scores z_v = w_v s and the target's law p, the loss is log sum exp z - s E_p and its gradient
-E_q - E_p, where E_p is the mean row under p and E_q that under the drafter's law. E_p is made once for a position,
-however many steps learn from it, and scores live in small blocks only.
+With rows w_v of the layer, scores z_v = w_v s and the target's law p, the loss is log sum exp z - s E_p and its
+gradient E_q - E_p, where E_p is the mean row under p and E_q that under the drafter's law. E_p is made once for a
+position, however many steps learn from it, and scores live in small blocks only.
 """
 
 from __future__ import annotations

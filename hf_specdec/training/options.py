@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hf_specdec.options import check_count
@@ -50,7 +50,7 @@ class TrainOptions:
     data: str
     output: str
     target: str | None = None
-    recipe: RecipeOptions = RecipeOptions()
+    recipe: RecipeOptions = field(default_factory=RecipeOptions)
     init_from: str | None = None
     time_budget: float | None = None
     max_steps: int | None = None

@@ -90,10 +90,7 @@ def frequent_ids(
 def head_config(target: Any, draft_vocab_size: int, num_layers: int = 1, **changes: Any) -> EagleConfig:
     """A head with the shape of the target's layers, over the states of the published rule (2, n // 2, n - 3)."""
     depth, width = host.num_layers(target), host.hidden_size(target)
-    if depth < 6:
-        taps = tuple(sorted({1, depth // 2, depth - 1} & set(range(1, depth)))) or (depth,)
-    else:
-        taps = (2, depth // 2, depth - 3)
+    taps = tuple(sorted({min(2, depth), max(depth // 2, 1), max(depth - 3, 1)}))
     config = target.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     layers = [LayerConfig(reads_tokens=True)] + [LayerConfig(reads_tokens=False)] * (num_layers - 1)

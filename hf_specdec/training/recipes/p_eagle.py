@@ -73,6 +73,7 @@ class PEagle(HeadRecipe):
     def _read(self, text: Text, slots: Slots) -> tuple[Tensor, Tensor, Tensor]:
         """States of the rows where drafts begin and of all slots, with their places and depths."""
         head, known = self.head, len(text.tokens) - 2
+        assert head.config.mask_token_id is not None
         masks = text.tokens.new_full((len(slots.places),), head.config.mask_token_id)
         hidden = head.combine(text.taps[:known].to(head.dtype))
         unknown = head.masked_hidden().expand(len(masks), -1)
