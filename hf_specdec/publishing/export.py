@@ -85,7 +85,7 @@ def _speculators(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, An
 
 def _location(target: PreTrainedModel) -> str:
     """Where an engine finds the target: its Hub id if it is known, else its folder on this machine."""
-    name, folder = target_name(target), Path(target.config.name_or_path)
+    name, folder = target_name(target), Path(str(target.config.name_or_path))
     return name if "/" in name or not folder.is_dir() else str(folder.resolve())
 
 
@@ -108,7 +108,7 @@ def _body(config: EagleConfig) -> dict[str, Any]:
     if len(windows) > 1:
         raise ValueError(f"The head's layers have different windows ({windows}), which engines do not open.")
     window = windows.pop()
-    sliding = {"sliding_window": window, "use_sliding_window": True} if window else {}
+    sliding: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True} if window else {}
     if window:
         sliding["layer_types"] = ["sliding_attention"] * len(config.layers)
     return {
