@@ -165,9 +165,8 @@ def _copy(ours: Any, theirs: Any) -> None:
     mine, other = ours.weight, theirs.weight.to(ours.weight)
     if mine.ndim == 1 and mine.shape == other.shape:
         mine.copy_(_gains(theirs, other))
-    elif mine.ndim == other.ndim == 2 and mine.shape[0] == other.shape[0]:
-        if mine.shape[1] in (other.shape[1], 2 * other.shape[1]):
-            mine[:, -other.shape[1] :] = other
+    elif mine.ndim == 2 and len(mine) == len(other) and mine.shape[1] in (other.shape[1], 2 * other.shape[1]):
+        mine[:, -other.shape[1] :] = other
 
 
 def _gains(norm: Any, weight: Tensor) -> Tensor:
