@@ -940,6 +940,39 @@ def new_cache(model: Any) -> Cache:
     return EncoderDecoderCache(cache, DynamicCache(config=config)) if attends_to_encoder(model) else cache
 
 
+def new_roomy_cache(model: Any) -> Cache:
+    """As `new_cache` of a decoder, for many tokens one by one: plain layers do not copy what they hold for each."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    start_recording(cache)
+    return cache
+
+
+class _RoomyLayer(DynamicLayer):
+    """A growing layer that takes room ahead."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys, self.values = _appended(self.keys, key_states), _appended(self.values, value_states)
+        return self.keys, self.values
+
+
+def _appended(old: Tensor | None, new: Tensor) -> Tensor:
+    """(A, heads, S, d) and (A, heads, W, d) side by side: within the old tensor's memory if there is room behind it."""
+    length = 0 if old is None or old.numel() == 0 else old.shape[2]
+    total = length + new.shape[2]
+    room = old.stride(1) // old.stride(2) if old is not None and length else 0
+    if old is not None and room >= total and old.stride(2) == old.shape[3] and old.storage_offset() == 0:
+        whole = old.as_strided((*old.shape[:2], room, old.shape[3]), old.stride(), old.storage_offset())
+    else:
+        whole = new.new_empty(*new.shape[:2], max(64, total + total // 4), new.shape[3])
+        if old is not None and length:
+            whole[:, :, :length] = old
+    whole[:, :, length:total] = new
+    return whole[:, :, :total]
+
+
 class _WindowedLayer(DynamicSlidingWindowLayer):
     """A recording layer that shows a pass no more than its window, also in the second pass before a `crop`.
 
@@ -975,7 +1008,7 @@ def can_be_ragged(cache: Cache) -> bool:
     if isinstance(cache, _RoomyStaticCache):
         return True
     return not isinstance(cache, EncoderDecoderCache) and all(
-        type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer) for layer in cache.layers
+        type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer | _RoomyLayer) for layer in cache.layers
     )
 
 

@@ -67,7 +67,7 @@ def _speculators(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, An
             "algorithm": "peagle" if is_parallel else "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [_proposal(config)],
-            "verifier": {"name_or_path": target_name(target), "architectures": [type(target).__name__]},
+            "verifier": {"name_or_path": _location(target), "architectures": [type(target).__name__]},
         },
         "draft_vocab_size": config.draft_vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(config.taps),
@@ -81,6 +81,12 @@ def _speculators(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, An
         "transformer_layer_config": _body(config),
     }
     return settings | ({"mask_token_id": config.mask_token_id} if is_parallel else {}), tensors
+
+
+def _location(target: PreTrainedModel) -> str:
+    """Where an engine finds the target: its Hub id if it is known, else its folder on this machine."""
+    name, folder = target_name(target), Path(str(target.config.name_or_path))
+    return name if "/" in name or not folder.is_dir() else str(folder.resolve())
 
 
 def _proposal(config: EagleConfig) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def _body(config: EagleConfig) -> dict[str, Any]:
     if len(windows) > 1:
         raise ValueError(f"The head's layers have different windows ({windows}), which engines do not open.")
     window = windows.pop()
-    sliding = {"sliding_window": window, "use_sliding_window": True} if window else {}
+    sliding: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True} if window else {}
     if window:
         sliding["layer_types"] = ["sliding_attention"] * len(config.layers)
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ class DataMaker:
         options.output.mkdir(parents=True, exist_ok=True)
         self.record = self._opened_record()
         self.examples = read_examples(options.output) if shard_paths(options.output) else []
-        self.seen = {normalised(tokenizer.decode(example.prompt)) for example in self.examples}
+        self.seen = {normalised(self._text(example.prompt)) for example in self.examples}
         self.given = self._given_prompts()
         self.num_before = self.num_tokens
 
@@ -163,11 +163,11 @@ class DataMaker:
         count, share = self.options.batch_size, self.options.share_written
         written: list[Example] = []
         if self.writer is not None:
-            passages = [self.tokenizer.decode(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
+            passages = [self._text(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
             texts = self.writer.write(round(count * share), f"{self.options.seed} {index}", passages)
             written = list(self._fresh(([{"role": "user", "content": text}] for text in texts), "self"))
         wanted = round(len(written) * (1 - share) / share) if share > 0 else count
-        given = []
+        given: list[Example] = []
         while self.given and len(given) < wanted:
             given.append(self.given.pop())
         return written + given
@@ -176,11 +176,11 @@ class DataMaker:
         """Prompts that were not asked before and are not held out; the answer is a placeholder."""
         for chat in chats:
             ids = self._ids(chat)
-            key = normalised(self.tokenizer.decode(ids))
+            key = normalised(self._text(ids))
             if key in self.seen or len(ids) > _MAX_PROMPT_TOKENS or self.held_out.refuses(chat[-1]["content"]):
                 continue
             self.seen.add(key)
-            yield Example(ids, (0,), 0.0, source, False)
+            yield Example(tuple(ids), (0,), 0.0, source, False)
 
     def _given_prompts(self) -> list[Example]:
         """The user's prompts that are not answered yet, the next one last."""
@@ -192,6 +192,9 @@ class DataMaker:
         fresh = list(self._fresh(chats, source))
         self.held_out.show()
         return fresh[::-1]
+
+    def _text(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def _ids(self, chat: Chat) -> list[int]:
         """A conversation as the target reads it, up to where its answer begins."""
@@ -224,6 +227,7 @@ class DataMaker:
             "tokenizer_fingerprint": tokenizer_fingerprint(self.tokenizer),
         }
         if not (self.options.output / RECORD_NAME).exists() and not shard_paths(self.options.output):
+            write_record(self.options.output, own)  # before there is any answer that might be taken for another's
             return own
         found = read_record(self.options.output)
         made_for = TargetFingerprint.from_dict(found.get("target_fingerprint"))
@@ -235,7 +239,7 @@ class DataMaker:
                 f"{self.options.output} holds answers of {found.get('target')!r}, not of this target: {difference}. "
                 "Give another --output."
             )
-        return found
+        return found | {"target": own["target"]}
 
     def _write_record(self) -> dict[str, Any]:
         settings = {

@@ -72,11 +72,15 @@ class PromptWriter:
         chance = random.Random(seed)
         generator = torch.Generator().manual_seed(chance.getrandbits(62))
         usable = [text for text in passages if len(text) >= _MIN_PASSAGE]
-        prompts, openings = [], []
+        prompts: list[str] = []
+        openings: list[tuple[str, str]] = []
         for _ in range(count):
             is_about_text = usable and chance.random() < _SHARE_ABOUT_TEXTS
             system, text, is_complete = _about_text(usable, chance) if is_about_text else self._themed(chance)
-            (prompts if is_complete else openings).append(text if is_complete else (system, text))
+            if is_complete:
+                prompts.append(text)
+            else:
+                openings.append((system, text))
         openings.sort(key=lambda opening: (len(opening[0]) + len(opening[1]), opening))
         for start in range(0, len(openings), self.batch_size):
             prompts += self._continued(openings[start : start + self.batch_size], generator)
@@ -92,7 +96,7 @@ class PromptWriter:
         """The openings with what the target wrote behind them, where it came to an end."""
         ids = [self._ids(open_turn(self.tokenizer, system) + text) for system, text in openings]
         written = write(self.model, ids, [_TEMPERATURE] * len(ids), _MAX_PROMPT_TOKENS, self.ends, generator, _TOP_P)
-        texts = [self.tokenizer.decode(w.tokens, skip_special_tokens=True) for w in written]
+        texts = [str(self.tokenizer.decode(w.tokens, skip_special_tokens=True)) for w in written]
         ended = zip(openings, texts, written, strict=True)
         return [(beginning + text).strip() for (_, beginning), text, w in ended if w.finished]
 
@@ -260,10 +264,11 @@ class HeldOut:
         return False
 
     def show(self) -> None:
-        """Says on standard error how many prompts were refused, and the first of them."""
+        """Says on standard error how many prompts were refused since the last time, and the first of them."""
         if self.refused:
             shown = "\n".join(f"  {prompt[:100]!r}" for prompt in self.refused[:3])
             print(f"{len(self.refused)} prompts occur in {self.path} and are left out:\n{shown}", file=sys.stderr)
+            self.refused.clear()
 
 
 def normalised(text: str) -> str:

@@ -44,11 +44,14 @@ def write(
         ends: ids that end a text.
         generator: of the random numbers, on the CPU.
         top_p: keep the likeliest tokens of this mass when sampling.
+
+    Raises:
+        ValueError: if the model cannot read padded prompts.
     """
     texts: list[list[int]] = [[] for _ in prompts]
     riding = list(range(len(prompts)))
     device = host.device_of(model) or torch.device("cpu")
-    reader = CachedModel(model, host.new_cache(model), host.draft_arguments(model), len(prompts), device)
+    reader = CachedModel(model, host.new_roomy_cache(model), host.draft_arguments(model), len(prompts), device)
     heat = torch.tensor(temperatures, device=device)
     logits = _read_prompts(reader, prompts)
     while riding:
@@ -79,6 +82,10 @@ def _read_prompts(reader: CachedModel, prompts: Sequence[Sequence[int]]) -> Tens
         tokens[row, tokens.shape[1] - len(prompt) :] = torch.tensor(prompt)
     logits = reader.read(tokens.to(reader.device), widths).logits[:, -1]
     reader.commit(widths)
+    if logits.isnan().any():
+        raise ValueError(
+            f"{type(reader.model).__name__} cannot read prompts of different lengths together; use a batch size of 1."
+        )
     return logits
 
 
