@@ -229,6 +229,7 @@ def _add_train(commands: Any) -> None:
     learning.add_argument(
         "--evaluate-every", type=_seconds, default=300.0, metavar="T", help="between evaluations (5m)"
     )
+    learning.add_argument("--held-out-share", type=float, default=0.03, metavar="S", help="of the prompts (0.03)")
     learning.add_argument("--save-every", type=_seconds, default=60.0, metavar="T", help="between states on disk (1m)")
     learning.add_argument("--cache", metavar="DIR", help="for the target's hidden states (OUTPUT/features)")
     learning.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -58,6 +59,26 @@ def test_frequent_ids_cover_the_share_or_fill_up_with_low_ids(examples):
     assert counts[ids].sum() >= 0.8 * counts.sum() > counts[ids].sum() - counts[ids].min()
     most = frequent_ids(examples, 64, 0.8, 60)
     assert len(most) == 60 and (most.diff() > 0).all() and set(counts.nonzero()[:, 0].tolist()) <= set(most.tolist())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_first_weights_say_what_the_target_says_behind_what_is_tapped(family):
+    """A head over what enters the last layer that ignores embeddings has the target's own law."""
+    target = tiny(family, num_hidden_layers=8) if family != "gemma3" else tiny(family)
+    depth = target.config.num_hidden_layers
+    if family == "gemma3":  # its layers have more norms than a head: the attention's part must fit all the same
+        assert initialise(EagleHead(head_config(target, 64)), target, torch.arange(64)).fc.weight.isfinite().all()
+        return
+    config = dataclasses.replace(head_config(target, 64), taps=(depth - 1,))
+    head = initialise(EagleHead(config).to(torch.float64), target, torch.arange(64)).bind(target)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        getattr(head.layers[0].self_attn, name).weight[:, : config.hidden_size] = 0
+    tokens = torch.randint(3, 64, (1, 9))
+    output = target(tokens, output_hidden_states=True)
+    hidden = head.combine(output.hidden_states[depth - 1])
+    laws = head.logits(head(tokens, hidden, torch.arange(9)[None])).softmax(dim=-1)
+    torch.testing.assert_close(laws, output.logits.softmax(dim=-1), rtol=1e-4, atol=1e-5)
 
 
 # --- training is drafting ---------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_training_leaves_a_drafter_a_log_curves_and_a_record(kind, places, tmp
 def test_the_best_drafter_is_the_one_that_is_kept(places, tmp_path, monkeypatch):
     saved = []
     training = Training(options(*places, str(tmp_path), max_steps=24), lambda _: None)
-    training.recipe.save = lambda folder: saved.append(training.progress.step)
+    monkeypatch.setattr(training, "_keep", lambda: saved.append(training.progress.step))
     monkeypatch.setattr(Training, "_write_metrics", lambda *_: None)
     for step, tokens in ((0, 2), (8, 6), (16, 4), (24, 5)):
         training.progress.step = step

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, PromptLookup, Suffix, TokenRecycling
+from hf_specdec import Auto, DraftModel, DraftTree, PromptLookup, Suffix, TokenRecycling, load_drafter
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first_difference, summary, table
 from hf_specdec.loading import Chat, encode, load_model, load_target
 from hf_specdec.options import check_count
@@ -32,6 +32,7 @@ from hf_specdec.stats import SpecStats
 from hf_specdec.versions import commit
 
 TURNS = ("first", "all")
+_TREE = DraftTree(depth=5, top_k=4, total_tokens=16)
 _WARM_UP_TOKENS = 16
 
 # What a variant adds to the arguments of `generate`. A name that ends in "=" is followed by a folder or Hub id, that of
@@ -49,6 +50,9 @@ VARIANTS: dict[str, Builder] = {
     "token-recycling=": lambda target, nodes: {"assistant": TokenRecycling(int(nodes))},
     "auto": lambda target, folder: {"assistant": Auto()},
     "draft-model=": lambda target, folder: {"assistant": DraftModel(load_model(folder, target.dtype, target.device))},
+    "drafter=": lambda target, folder: {"assistant": load_drafter(folder, target)},
+    "drafter-tree=": lambda target, folder: {"assistant": load_drafter(folder, target, tree=_TREE)},
+    "auto=": lambda target, folder: {"assistant": Auto([Suffix(), TokenRecycling(), load_drafter(folder, target)])},
 }
 
 

@@ -108,6 +108,7 @@ class Training:
     def _read_data(self, count: int | None = None) -> None:
         """Splits the first examples of the folder (all, if nobody says how many) into those to learn and the others."""
         examples = read_examples(self.options.data)[:count]
+        examples = examples[: self._least(len(examples))]  # another process may have looked a moment earlier
         share = self.options.held_out_share
         held_out = [example for example in examples if is_held_out(example, share) and example.temperature == 0]
         self.held_out = [example for example in held_out if len(example.answer) > 1][: self.options.num_held_out]
@@ -156,7 +157,7 @@ class Training:
         build = RECIPES.get(self.options.kind)
         if build is None:
             raise ValueError(f"kind={self.options.kind!r} is unknown; use one of {', '.join(RECIPES)}.")
-        count = facts["num_examples_at_first"] if facts else None
+        count = facts["num_examples_at_first"] if facts else self.progress.num_examples
         examples = read_examples(self.options.data)[:count]
         share = self.options.held_out_share
         learned = [example for example in examples if not is_held_out(example, share)]
@@ -196,7 +197,7 @@ class Training:
     def run(self) -> dict[str, Any]:
         """Learns until one of the limits is reached; see `train`."""
         self._say_size()
-        if self.progress.step == 0:
+        if not read_metrics(self.folder / METRICS_NAME):
             self._evaluate()
         while not self._is_over():
             self._step(self._next_batches())
@@ -273,6 +274,10 @@ class Training:
     def _report(self, event: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
             self.report(event)
+
+    def _least(self, count: int) -> int:
+        """The least count of all processes."""
+        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).min())
 
     def _summed(self, values: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:

@@ -125,7 +125,8 @@ def _inner_size(config: Any, width: int) -> int:
 def initialise(head: EagleHead, target: Any, draft_ids: Tensor, seed: int = 0) -> EagleHead:
     """First weights: those of the target's last layer where the shapes allow, which then reads its last tapped state.
 
-    The part of the attention that reads embeddings begins small, so the head begins as what follows the last tap.
+    What reads embeddings is drawn at random, and embeddings come in as large as a norm makes them: the gains of the
+    target's first norm are so small that hardly anything would be learned of the token that is given.
 
     Args:
         head: new.
@@ -145,34 +146,33 @@ def initialise(head: EagleHead, target: Any, draft_ids: Tensor, seed: int = 0) -
         head.fc.weight[:, :-width] *= 0.1
         head.fc.weight[:, -width:] = torch.eye(width)
     source, layer = host.decoder_layers(target)[-1], head.layers[-1]
-    _copy_norms(head, target, source)
+    _copy(head.norm, getattr(target.get_decoder(), "norm", None))
+    _copy(layer.hidden_norm or layer.input_layernorm, getattr(source, "input_layernorm", None))
+    _copy(layer.post_attention_layernorm, getattr(source, "post_attention_layernorm", None))
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
-        _copy(getattr(layer.self_attn, name, None), getattr(getattr(source, "self_attn", None), name, None))
+        _copy(getattr(layer.self_attn, name), getattr(getattr(source, "self_attn", None), name, None))
     for name in ("gate_proj", "up_proj", "down_proj"):
         _copy(getattr(layer.mlp, name), getattr(getattr(source, "mlp", None), name, None))
     return head
-
-
-def _copy_norms(head: EagleHead, target: Any, source: Any) -> None:
-    layer: Any = head.layers[-1]
-    hidden_norm = layer.hidden_norm or layer.input_layernorm
-    _copy(hidden_norm, getattr(source, "input_layernorm", None))
-    _copy(layer.post_attention_layernorm, getattr(source, "post_attention_layernorm", None))
-    _copy(head.norm, getattr(target.get_decoder(), "norm", None))
-    if layer.hidden_norm is not None and layer.input_layernorm is not None:
-        # Embeddings come in as large as the layer's first one makes them.
-        _copy(layer.input_layernorm, getattr(host.decoder_layers(target)[0], "input_layernorm", None))
 
 
 def _copy(ours: Any, theirs: Any) -> None:
     """Copies weights of the same shape; where ours reads embeddings beside, into the part that reads states."""
     if ours is None or not isinstance(getattr(theirs, "weight", None), Tensor) or not theirs.weight.is_floating_point():
         return
-    for mine, other in ((ours.weight, theirs.weight), (getattr(ours, "bias", None), getattr(theirs, "bias", None))):
-        if mine is None or other is None:
-            continue
-        if mine.shape == other.shape:
-            mine.copy_(other)
-        elif mine.ndim == 2 and mine.shape[0] == other.shape[0] and mine.shape[1] == 2 * other.shape[1]:
-            mine[:, other.shape[1] :] = other
-            mine[:, : other.shape[1]] *= 0.1
+    if isinstance(getattr(ours, "bias", None), Tensor) and isinstance(getattr(theirs, "bias", None), Tensor):
+        ours.bias.copy_(theirs.bias)
+    mine, other = ours.weight, theirs.weight.to(ours.weight)
+    if mine.ndim == 1 and mine.shape == other.shape:
+        mine.copy_(_gains(theirs, other))
+    elif mine.ndim == 2 and len(mine) == len(other) and mine.shape[1] in (other.shape[1], 2 * other.shape[1]):
+        mine[:, -other.shape[1] :] = other
+
+
+def _gains(norm: Any, weight: Tensor) -> Tensor:
+    """What a norm multiplies by: its weight, or one more in some families; ones for a norm that does more than that."""
+    ones = torch.ones_like(weight)
+    if getattr(norm, "bias", None) is not None:
+        return ones
+    gains = norm(ones.to(norm.weight)).to(weight)
+    return gains if gains.isfinite().all() and gains.any() else ones
