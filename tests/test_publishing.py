@@ -70,22 +70,6 @@ def parallel(target):
     return ParallelDraft(a_head(target, num_layers=2, mask_token_id=5))
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A Hub that this process uses, with a cache of its own."""
-    with HubServer() as server:
-        constants = huggingface_hub.constants
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", server.token)
-        yield server
-
-
 def logits_of(head, target, seed: int = 0):
     """What a head says about random states and tokens."""
     generator = torch.Generator().manual_seed(seed)
@@ -369,14 +353,14 @@ def test_damaged_and_malicious_files_are_refused(damage, eagle, target, hub, tmp
 
 def test_only_what_belongs_to_a_drafter_is_published(eagle, target, hub, tmp_path):
     folder = eagle.save_pretrained(tmp_path / "d", target)
-    for name in ("training-state.safetensors", "secret.txt", "metrics.jsonl", "bench.json"):
+    for name in ("training-state.safetensors", "secret.txt", "training.json", "metrics.jsonl", "bench.json"):
         (folder / name).write_text("{}")
     (folder / "features").mkdir()
     save_file({"x": torch.zeros(1)}, folder / "features" / "model.safetensors")
     push(folder, "org/head")
     repository = hub.repositories["org/head"]
     published = set(repository.commits[repository.branches["main"]])
-    assert published == {"config.json", "model.safetensors", "metrics.jsonl", "bench.json"}
+    assert published == {"config.json", "model.safetensors", "metrics.jsonl"}
 
 
 def test_a_folder_without_a_drafter_is_not_published(hub, tmp_path):
