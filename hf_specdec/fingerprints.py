@@ -25,7 +25,8 @@ class TargetFingerprint:
         vocabulary_size: ids it scores.
         hidden_size: width of its hidden states.
         num_layers: decoder layers.
-        signs: of some embedding weights, as hexadecimal digits: rounding to another dtype does not change them.
+        signs: of some embedding weights, as hexadecimal digits: rounding to another dtype does not change them. Empty if
+            the weights cannot be read here: offloaded, sharded or packed.
     """
 
     vocabulary_size: int
@@ -64,7 +65,9 @@ class TargetFingerprint:
         return None
 
     def agreement(self, other: TargetFingerprint) -> float:
-        """The share of the sketch's signs that agree: 1 for the same weights, about one half for unrelated ones."""
+        """The share of signs that agree: 1 for the same weights (or unknown ones), about one half for unrelated ones."""
+        if not (self.signs and other.signs):
+            return 1.0
         if len(self.signs) != len(other.signs):
             return 0.0
         num_bits = 4 * len(self.signs)
@@ -73,6 +76,9 @@ class TargetFingerprint:
 
 def _signs(weight: Tensor) -> str:
     """Signs of weights that are spread over a matrix, four a digit."""
+    is_readable = weight.device.type != "meta" and weight.is_floating_point() and weight.dim() == 2 and weight.numel()
+    if not is_readable:
+        return ""
     rows = torch.linspace(0, weight.shape[0] - 1, _NUM_ROWS).long()
     columns = torch.linspace(0, weight.shape[1] - 1, _NUM_COLUMNS).long()
     sample = weight.detach()[rows.to(weight.device)][:, columns.to(weight.device)]

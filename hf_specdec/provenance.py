@@ -109,7 +109,7 @@ class Provenance:
                 f"{location} was made for {self.target}, and the target at hand is another model: {difference}. Use "
                 f"it with {self.target}, or train a drafter for this target (hf-specdec train)."
             )
-        if self.target_fingerprint != own:
+        if self.target_fingerprint.agreement(own) < 1:
             logger.warning_once(
                 f"{location} was made for {self.target}, of which the target at hand is a changed copy (fine-tuned, "
                 "quantised or of another revision). The output stays the target's own; fewer drafted tokens may be "

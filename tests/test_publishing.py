@@ -182,6 +182,13 @@ def test_fingerprints_do_not_depend_on_the_dtype(target, tokenizer):
         assert TargetFingerprint.of(model) == TargetFingerprint.of(target)
 
 
+def test_weights_that_lie_elsewhere_are_not_compared(target, tokenizer):
+    own = TargetFingerprint.of(target)
+    with torch.device("meta"):
+        empty = TargetFingerprint.of(type(target)(target.config))
+    assert empty.signs == "" and own.difference(empty) is None and own.agreement(empty) == 1
+
+
 def test_changed_copies_are_told_from_strangers(target, tokenizer):
     own = TargetFingerprint.of(target)
     tuned = tiny(vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32)
