@@ -25,8 +25,8 @@ class TargetFingerprint:
         vocabulary_size: ids it scores.
         hidden_size: width of its hidden states.
         num_layers: decoder layers.
-        signs: of some embedding weights, as hexadecimal digits: rounding to another dtype does not change them. Empty if
-            the weights cannot be read here: offloaded, sharded or packed.
+        signs: of some embedding weights, as hexadecimal digits: rounding to another dtype does not change them. Empty
+            if the weights cannot be read here: offloaded, sharded or packed.
     """
 
     vocabulary_size: int
@@ -65,7 +65,7 @@ class TargetFingerprint:
         return None
 
     def agreement(self, other: TargetFingerprint) -> float:
-        """The share of signs that agree: 1 for the same weights (or unknown ones), about one half for unrelated ones."""
+        """The share of signs that agree: 1 for the same weights or unknown ones, about one half for strangers."""
         if not (self.signs and other.signs):
             return 1.0
         if len(self.signs) != len(other.signs):
