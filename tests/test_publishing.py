@@ -70,22 +70,6 @@ def parallel(target):
     return ParallelDraft(a_head(target, num_layers=2, mask_token_id=5))
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A Hub that this process uses, with a cache of its own."""
-    with HubServer() as server:
-        constants = huggingface_hub.constants
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", server.token)
-        yield server
-
-
 def logits_of(head, target, seed: int = 0):
     """What a head says about random states and tokens."""
     generator = torch.Generator().manual_seed(seed)
