@@ -353,14 +353,14 @@ def test_damaged_and_malicious_files_are_refused(damage, eagle, target, hub, tmp
 
 def test_only_what_belongs_to_a_drafter_is_published(eagle, target, hub, tmp_path):
     folder = eagle.save_pretrained(tmp_path / "d", target)
-    for name in ("training-state.safetensors", "secret.txt", "metrics.jsonl", "bench.json"):
+    for name in ("training-state.safetensors", "secret.txt", "training.json", "metrics.jsonl", "bench.json"):
         (folder / name).write_text("{}")
     (folder / "features").mkdir()
     save_file({"x": torch.zeros(1)}, folder / "features" / "model.safetensors")
     push(folder, "org/head")
     repository = hub.repositories["org/head"]
     published = set(repository.commits[repository.branches["main"]])
-    assert published == {"config.json", "model.safetensors", "metrics.jsonl", "bench.json"}
+    assert published == {"config.json", "model.safetensors", "metrics.jsonl"}
 
 
 def test_a_folder_without_a_drafter_is_not_published(hub, tmp_path):

@@ -13,7 +13,7 @@ from hf_specdec.checkpoints import files
 from hf_specdec.provenance import Provenance
 
 CARD_NAME = "README.md"
-MARK = "<!-- Written by hf-specdec from the files in this repository. -->"
+MARK = "<!-- Written by hf-specdec from recorded facts. -->"
 
 _TITLES = {
     "eagle": "an EAGLE head",

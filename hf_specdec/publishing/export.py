@@ -102,17 +102,19 @@ def _body(config: EagleConfig) -> dict[str, Any]:
     """The head's layers, as the settings of a language model."""
     rope = dict(config.rope)
     positions = rope.pop("max_position_embeddings", 2048)
-    if config.qkv_bias != config.output_bias and config.qkv_bias:
+    if config.qkv_bias != config.output_bias:
         raise ValueError("The format has one setting for all biases of the attention; this head has only some.")
     windows = {layer.window for layer in config.layers}
     if len(windows) > 1:
         raise ValueError(f"The head's layers have different windows ({windows}), which engines do not open.")
     window = windows.pop()
+    if window and not config.qk_norm:
+        raise ValueError("Engines know windows in layers with norms of queries and keys only; this head has none.")
     sliding: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True} if window else {}
     if window:
         sliding["layer_types"] = ["sliding_attention"] * len(config.layers)
     return {
-        "model_type": "qwen3" if config.qk_norm or window else "llama",
+        "model_type": "qwen3" if config.qk_norm else "llama",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": len(config.layers),

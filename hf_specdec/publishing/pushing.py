@@ -9,7 +9,8 @@ from huggingface_hub import HfApi
 
 from hf_specdec.checkpoints import files, recognise
 
-# What belongs to a drafter: a training's state, caches and whatever else lies beside it do not.
+# What belongs to a drafter. A training's state and caches do not, nor records that name folders of this machine: what
+# they say is in the card and in config.json.
 PUBLISHED = (
     "config.json",
     "generation_config.json",
@@ -19,11 +20,8 @@ PUBLISHED = (
     "tokenizer*.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "training.json",
     "metrics.jsonl",
     "curves.png",
-    "bench*.json",
-    "check*.json",
 )
 
 
