@@ -12,6 +12,8 @@ from transformers import DynamicCache
 import hf_specdec
 from hf_specdec import load_drafter
 from hf_specdec.heads import EagleHead
+from hf_specdec.provenance import Provenance, stamp
+from hf_specdec.publishing import push, write_card
 from hf_specdec.training import evaluate
 from hf_specdec.training.features import FeatureStore
 from hf_specdec.training.losses import centred, cross_entropy, mean_rows
@@ -160,7 +162,7 @@ def test_agreement_is_what_a_drafter_drafts_in_generate(kind, target, examples, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_learns_a_batch_by_heart_and_drafts_it(kind, target, examples, tmp_path):
+def test_every_kind_learns_a_batch_by_heart_and_drafts_it_fetched_from_a_hub(kind, target, examples, tmp_path, hub):
     untrained = RECIPES[kind](target, examples, KINDS[kind])
     texts = FeatureStore(target, untrained.taps).texts(examples)
     before = evaluate.total(map(evaluate.count, untrained.agreement(texts)))
@@ -168,8 +170,14 @@ def test_every_kind_learns_a_batch_by_heart_and_drafts_it(kind, target, examples
     after = evaluate.total(map(evaluate.count, recipe.agreement(texts)))
     assert losses[-1] < losses[0]
     assert after.length > max(2.0, before.length + 0.5), (before, after)
-    recipe.save(tmp_path)
-    drafter = load_drafter(str(tmp_path), target)
+    (tmp_path / "made").mkdir()
+    recipe.save(tmp_path / "made")
+    stamp(tmp_path / "made", Provenance.of(kind, target, "org/tiny", recipe=recipe.describe()))
+    name = f"org/tiny-{kind}"
+    write_card(tmp_path / "made", name)
+    push(tmp_path / "made", name)
+    drafter = load_drafter(name, target)
+    drafter.check(target)
     enabled = hf_specdec.enable(target)
     for example in examples:
         prompt = torch.tensor([example.prompt])
