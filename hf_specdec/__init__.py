@@ -1,6 +1,8 @@
 """Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster."""
 
 from hf_specdec.candidates import as_candidate_generator
+from hf_specdec.checks.compat import check
+from hf_specdec.checks.findings import CompatReport, Finding
 from hf_specdec.drafters import (
     Auto,
     DraftModel,
@@ -28,12 +30,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Auto",
+    "CompatReport",
     "DraftModel",
     "DraftTree",
     "DraftVocabularyLogitsProcessor",
     "Eagle",
     "EarlyExit",
     "ExitEstimate",
+    "Finding",
     "ParallelDraft",
     "PromptLookup",
     "SpecStats",
@@ -41,6 +45,7 @@ __all__ = [
     "TokenRecycling",
     "as_candidate_generator",
     "best_exit_layer",
+    "check",
     "disable",
     "enable",
     "last_stats",

@@ -18,12 +18,12 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments, those of the process by default.
 
     Returns:
-        The exit code: 0, 2 for what the user can mend, 130 when interrupted.
+        The exit code: 0, 1 if a check found errors, 2 for what the user can mend, 130 when interrupted.
     """
     arguments = _parser().parse_args(argv)
     _quiet_host()
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -35,7 +35,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_generate(commands)
+    _add_check(commands)
     _add_bench(commands)
     _add_data(commands)
     _add_train(commands)
@@ -131,6 +131,44 @@ def _chat(arguments: argparse.Namespace) -> list[dict[str, str]]:
     system = [{"role": "system", "content": arguments.system}] if arguments.system else []
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     return [*system, {"role": "user", "content": prompt}]
+
+
+# --- check ------------------------------------------------------------------------------------------------
+
+
+def _add_check(commands: Any) -> None:
+    parser = _command(commands, "check", _run_check, "does this drafter fit this target? without loading weights")
+    parser.add_argument("target", metavar="TARGET", help="a folder or Hub id")
+    parser.add_argument("drafter", metavar="DRAFTER", help="a folder, a Hub id or a strategy's name")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens texts are to get (as many as the target reads)"
+    )
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows generated together (1)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="let code of the repositories run")
+    measuring = parser.add_argument_group("measuring")
+    measuring.add_argument("--measure", action="store_true", help="load both and measure a few rounds: will it pay?")
+    _add_placement(measuring)
+
+
+def _run_check(arguments: argparse.Namespace) -> int:
+    import json
+
+    from rich.console import Console
+
+    from hf_specdec import check
+    from hf_specdec.checks.show import show
+
+    given = ("context", "batch", "measure", "dtype", "device", "trust_remote_code")
+    report = check(arguments.target, arguments.drafter, **{name: getattr(arguments, name) for name in given})
+    if arguments.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = 120  # a log has no width of its own
+        show(report, console)
+    return 1 if report.errors else 0
 
 
 # --- bench ------------------------------------------------------------------------------------------------
@@ -319,6 +357,10 @@ def _command(commands: Any, name: str, run: Any, purpose: str) -> argparse.Argum
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="DIR_OR_ID", help="a folder or Hub id (the embedded demo model)")
+    _add_placement(parser)
+
+
+def _add_placement(parser: Any) -> None:
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (the default), float32 or float16")
     parser.add_argument("--device", help="such as cpu or cuda (an accelerator if there is one)")
 

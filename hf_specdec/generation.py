@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.utils import logging
 
 from hf_specdec import host
+from hf_specdec.checks.pair import first_meeting
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
 from hf_specdec.loop import SpeculativeLoop
 from hf_specdec.options import OPTION_NAMES, SpeculationOptions, take_options
@@ -263,7 +264,8 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     Args:
         *args: as in `transformers.GenerationMixin.generate`.
         assistant: a drafter, a smaller model, a name, a folder or a Hub id; `False` switches the default off.
-        **kwargs: options (`SpeculationOptions`, `num_assistant_tokens`) and the host's arguments.
+        **kwargs: options (`SpeculationOptions`, `num_assistant_tokens`) and the host's arguments; `tokenizer` and
+            `assistant_tokenizer` tell how the tokens of a draft model relate to the target's.
 
     Raises:
         ValueError: for what cannot be served exactly; the message says why and what to do.
@@ -281,6 +283,7 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
         given = take_options(kwargs)
         options = attachment.options.overridden_by(given)
         drafter = attachment.default if assistant is None else attachment.resolve(assistant, target)
+        drafter = _with_tokenizer(drafter, kwargs.pop("assistant_tokenizer", None))
         try:
             _refuse_call(target, drafter, kwargs)
             return _generate_with(target, plain, attachment, drafter, options, streamer, dict(kwargs))
@@ -317,6 +320,18 @@ def _generate_with(
     kwargs = _take_over_tokenizer_work(target, kwargs.pop("tokenizer", None), kwargs)
     speculate = Speculate(drafter, options, streamer, attachment.record, synced_gpus, is_checked=True)
     return plain(custom_generate=speculate, **kwargs)
+
+
+def _with_tokenizer(drafter: Any, tokenizer: Any) -> Drafter:
+    """The drafter, given its tokenizer in the host's spelling (`assistant_tokenizer=`)."""
+    if tokenizer is None:
+        return drafter
+    if not isinstance(drafter, DraftModel):
+        raise ValueError(
+            f"assistant_tokenizer= is the tokenizer of a draft model, and {drafter.name} is none. Leave it out; among "
+            "several drafters, give it to the one it belongs to: DraftModel(model, tokenizer=...)."
+        )
+    return drafter.with_tokenizer(tokenizer)
 
 
 @contextmanager
@@ -359,6 +374,7 @@ def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer
     host.refuse_target(target)
     host.refuse_settings(read)
     drafter.check(target, tokenizer)
+    _introduce(target, drafter, tokenizer)
     if is_synced:
         drafter.check_synced()
         if (read("guidance_scale") or 1) != 1:
@@ -366,6 +382,15 @@ def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer
                 f"guidance_scale={read('guidance_scale')} makes passes of its own for every token, and under "
                 "synced_gpus=True no other process would make them too. Leave one of the two out."
             )
+
+
+def _introduce(target: Any, drafter: Drafter, tokenizer: Any) -> None:
+    """Checks a pair that has not met before: raises `ValueError` for errors, warns once of the rest."""
+    found = first_meeting(target, drafter, tokenizer)
+    if errors := [str(finding) for finding in found if finding.level == "error"]:
+        raise ValueError(f"The drafter does not fit the target. {' '.join(errors)}")
+    for finding in found:
+        logger.warning_once(f"The drafter fits the target, but not perfectly. {finding}")
 
 
 def _take_over_tokenizer_work(target: Any, tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -90,8 +90,8 @@ _PREFIX_ONLY = {
         "WhisperTimeStampLogitsProcessor",
     )
 }
-# Cache layers whose slots can be rearranged row by row.
-_RAGGED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+# Slots that a growing cache layer has to spare when it grows: a share of those in use, within limits.
+_SPARE_SHARE, _LEAST_SPARE, _MOST_SPARE = 8, 64, 512
 # Model types whose passes over several tokens behind a cache fail or differ from single steps.
 _UNVERIFIABLE = {"cpmant", "git", "prophetnet"}
 # Encoders that keep a cache though they read in both directions, unless they are told to be decoders.
@@ -157,7 +157,7 @@ def context_limits(model: Any) -> tuple[int | None, int | None]:
 
     A text within the original context of a "longrope" model must not be read beyond it: the whole pass would change.
     """
-    limit, (_, border) = max_positions(model), _rope_border(model)
+    limit, (_, border) = max_positions(model), rope_border(model)
     if border is not None and limit is not None:
         border = min(border, limit)
     return limit, border
@@ -169,7 +169,7 @@ def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) 
     "dynamic" frequencies change with the longest position of every pass beyond the trained context; "longrope" changes
     them once, when a pass first reaches beyond its original context.
     """
-    kind, border = _rope_border(model)
+    kind, border = rope_border(model)
     if border is None or max_length <= border:
         return
     if kind == "dynamic" or prompt_length <= border or num_rows > 1:
@@ -179,7 +179,7 @@ def refuse_rope(model: Any, prompt_length: int, max_length: int, num_rows: int) 
         )
 
 
-def _rope_border(model: Any) -> tuple[str, int | None]:
+def rope_border(model: Any) -> tuple[str, int | None]:
     """The kind of rotary embedding that depends on the length of the text, and from which length on."""
     config = model.config.get_text_config(decoder=True)
     for rope in _rope_settings(model):
@@ -940,37 +940,43 @@ def new_cache(model: Any) -> Cache:
     return EncoderDecoderCache(cache, DynamicCache(config=config)) if attends_to_encoder(model) else cache
 
 
-def new_roomy_cache(model: Any) -> Cache:
-    """As `new_cache` of a decoder, for many tokens one by one: plain layers do not copy what they hold for each."""
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    start_recording(cache)
-    return cache
-
-
 class _RoomyLayer(DynamicLayer):
-    """A growing layer that takes room ahead."""
+    """Appends in place: the host's layer copies all it holds in every pass, which batches and long texts feel.
+
+    What it shows is the beginning of a longer tensor. Whoever rearranges a layer gives it tensors of its own, which are
+    then copied once.
+    """
+
+    whole_keys: Tensor | None = None
+    whole_values: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys, self.values = _appended(self.keys, key_states), _appended(self.values, value_states)
+        self.whole_keys, self.keys = _appended(self.whole_keys, self.keys, key_states)
+        self.whole_values, self.values = _appended(self.whole_values, self.values, value_states)
         return self.keys, self.values
 
+    def reset(self) -> None:
+        self.whole_keys = self.whole_values = None
+        super().reset()
 
-def _appended(old: Tensor | None, new: Tensor) -> Tensor:
-    """(A, heads, S, d) and (A, heads, W, d) side by side: within the old tensor's memory if there is room behind it."""
-    length = 0 if old is None or old.numel() == 0 else old.shape[2]
-    total = length + new.shape[2]
-    room = old.stride(1) // old.stride(2) if old is not None and length else 0
-    if old is not None and room >= total and old.stride(2) == old.shape[3] and old.storage_offset() == 0:
-        whole = old.as_strided((*old.shape[:2], room, old.shape[3]), old.stride(), old.storage_offset())
-    else:
-        whole = new.new_empty(*new.shape[:2], max(64, total + total // 4), new.shape[3])
-        if old is not None and length:
-            whole[:, :, :length] = old
-    whole[:, :, length:total] = new
-    return whole[:, :, :total]
+
+def _appended(whole: Tensor | None, held: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor with room, and its beginning: what is held, (B, heads, S, d), then the new slots."""
+    if held is None or held.numel() == 0:
+        held = new[:, :, :0]
+    used, end = held.shape[2], held.shape[2] + new.shape[2]
+    if whole is None or whole.shape[2] < end or not _is_beginning(held, whole):
+        spare = min(max(end // _SPARE_SHARE, _LEAST_SPARE), _MOST_SPARE)
+        whole = new.new_empty(*new.shape[:2], end + spare, new.shape[3])
+        whole[:, :, :used] = held
+    whole[:, :, used:end] = new
+    return whole, whole[:, :, :end]
+
+
+def _is_beginning(held: Tensor, whole: Tensor) -> bool:
+    return held.data_ptr() == whole.data_ptr() and held.stride() == whole.stride() and len(held) == len(whole)
 
 
 class _WindowedLayer(DynamicSlidingWindowLayer):
@@ -983,6 +989,10 @@ class _WindowedLayer(DynamicSlidingWindowLayer):
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         visible = self.sliding_window - 1 + key_states.shape[-2]
         return keys[:, :, -visible:], values[:, :, -visible:]
+
+
+# Cache layers whose slots can be rearranged row by row.
+_RAGGED_LAYERS = (DynamicLayer, _RoomyLayer, DynamicSlidingWindowLayer, _WindowedLayer)
 
 
 def _own(cache: Cache) -> Cache:
@@ -1007,9 +1017,7 @@ def can_be_ragged(cache: Cache) -> bool:
     """
     if isinstance(cache, _RoomyStaticCache):
         return True
-    return not isinstance(cache, EncoderDecoderCache) and all(
-        type(layer) in _RAGGED_LAYERS or isinstance(layer, _WindowedLayer | _RoomyLayer) for layer in cache.layers
-    )
+    return not isinstance(cache, EncoderDecoderCache) and all(type(layer) in _RAGGED_LAYERS for layer in cache.layers)
 
 
 def with_room(model: Any, cache: Any, max_length: int, num_ahead: int) -> Any:
@@ -1138,21 +1146,27 @@ def refuse_reading_ahead(cache: Cache) -> None:
 
 
 def start_recording(cache: Cache) -> None:
-    """Makes sliding layers keep what a rollback may need until the next `crop`."""
+    """Makes sliding layers keep what a rollback may need until the next `crop`, and others append in place."""
     cache.activate_past_recording()
-    for layer in _own(cache).layers:
+    own = _own(cache)
+    for layer in own.layers:
         if type(layer) is DynamicSlidingWindowLayer:
             layer.__class__ = _WindowedLayer
+        elif type(layer) is DynamicLayer and not own.offloading:
+            layer.__class__ = _RoomyLayer
 
 
 def stop_recording(cache: Cache) -> None:
-    """Leaves sliding layers as plain `generate` does: within their window, and not recording."""
+    """Leaves layers as plain `generate` does: sliding ones within their window, none recording or with room."""
     crop(cache, 0)
     for layer in _own(cache).layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
-        if isinstance(layer, _WindowedLayer):
+        if type(layer) is _WindowedLayer:
             layer.__class__ = DynamicSlidingWindowLayer  # type: ignore[assignment]
+        elif type(layer) is _RoomyLayer:
+            layer.whole_keys = layer.whole_values = None
+            layer.__class__ = DynamicLayer  # type: ignore[assignment]
 
 
 def crop(cache: Cache, num_slots_to_drop: int) -> None:
@@ -1192,7 +1206,11 @@ def _alike(layer: Any, others: list[Any]) -> Any:
 def keep_rows(cache: Cache, rows: Tensor) -> None:
     """Keeps some rows of a growing cache, in the given order. Its layers may lie on different devices."""
     for layer in _layers(cache):
-        layer.batch_select_indices(rows.to(layer.keys.device))
+        index = rows.to(layer.keys.device)
+        if layer.keys.shape[-2]:
+            layer.batch_select_indices(index)
+        else:  # rolled back to nothing: the host leaves the rows of such a layer as they are
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
 
 
 def gather_slots(cache: Cache, index: Tensor, num_slots_before: int) -> None:
@@ -1244,7 +1262,7 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
 
 
 # Layers that can be rolled back from the first pass on, since they keep whatever they were given.
-_FORGET_NOTHING = (DynamicLayer, StaticLayer, _CroppableStaticLayer)
+_FORGET_NOTHING = (DynamicLayer, _RoomyLayer, StaticLayer, _CroppableStaticLayer)
 
 
 # --- rotary embeddings ------------------------------------------------------------------------------------

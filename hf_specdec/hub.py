@@ -7,8 +7,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from hf_specdec import host
 from hf_specdec.checkpoints import load_head, recognise
 from hf_specdec.checkpoints.files import read_config, snapshot
+from hf_specdec.checkpoints.tokenizers import tokenizers_of
 from hf_specdec.drafters import Drafter, DraftModel, DraftTree, Eagle, ParallelDraft
 from hf_specdec.provenance import Provenance
 
@@ -29,7 +31,7 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
     if not location or not (Path(location).is_dir() or _looks_like_hub_id(location)):
         return None
     if target.config.is_encoder_decoder:  # nothing but a model can draft for one
-        return DraftModel(_language_model(location, target))
+        return _draft_model(_language_model(location, target), target)
     try:
         return load_drafter(location, target)
     except ValueError as reason:
@@ -47,7 +49,8 @@ def load_drafter(
 
     Args:
         location: a local folder or a Hub id: a head of the EAGLE family (EAGLE-1, EAGLE-3, HASS), a P-EAGLE head, a
-            PARD model, or any complete language model. "org/name@revision" names a branch, tag or commit.
+            PARD model, or any complete language model, of the target's tokenizer or of another one. Tokenizers are
+            looked for beside the weights of both. "org/name@revision" names a branch, tag or commit.
         target: the model it is to draft for.
         taps: for heads over several hidden states, indices into the target's `hidden_states` to read instead of those
             the checkpoint names: published formats disagree about what a layer's number means.
@@ -74,8 +77,26 @@ def load_drafter(
         raise ValueError(f"taps={taps}: {location} holds a model of its own, which reads no hidden states.")
     model = _language_model(location, target)
     if dialect.family == "parallel-model":
-        return ParallelDraft(model, mask_token_id=dialect.mask_token_id)
-    return DraftModel(model)
+        return _parallel_draft(model, dialect.mask_token_id, target)
+    return _draft_model(model, target)
+
+
+def _draft_model(model: PreTrainedModel, target: PreTrainedModel) -> DraftModel:
+    """With the tokenizers beside the weights of both, unless the two attend to an encoder and score as many ids."""
+    if host.attends_to_encoder(model) and _score_alike(model, target):
+        return DraftModel(model)
+    ours, theirs = tokenizers_of(model, target)
+    return DraftModel(model, tokenizer=ours, target_tokenizer=theirs)
+
+
+def _parallel_draft(model: PreTrainedModel, mask_token_id: int | None, target: PreTrainedModel) -> ParallelDraft:
+    """With tokenizers only where sizes differ: a mask token of its own makes no other vocabulary."""
+    ours, theirs = (None, None) if _score_alike(model, target) else tokenizers_of(model, target)
+    return ParallelDraft(model, mask_token_id, tokenizer=ours, target_tokenizer=theirs)
+
+
+def _score_alike(model: PreTrainedModel, target: PreTrainedModel) -> bool:
+    return host.vocabulary_size(model) == host.vocabulary_size(target)
 
 
 def _language_model(location: str, target: PreTrainedModel) -> PreTrainedModel:

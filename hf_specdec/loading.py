@@ -29,14 +29,23 @@ def load_target(
     Raises:
         ValueError: if there is no such model, dtype or device.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(DTYPES)}.")
-    place = _device(device)
+    numbers, place = placement(dtype, device)
     folder = str(_demo_model()) if location is None else location
     tokenizer = _open(AutoTokenizer, folder, padding_side="left")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return load_model(folder, getattr(torch, dtype), place), tokenizer
+    return load_model(folder, numbers, place), tokenizer
+
+
+def placement(dtype: str, device: str | None) -> tuple[torch.dtype, torch.device]:
+    """The dtype and the device that names stand for; see `load_target`.
+
+    Raises:
+        ValueError: if there is no such dtype or device.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(DTYPES)}.")
+    return getattr(torch, dtype), _device(device)
 
 
 def load_model(location: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -36,13 +36,14 @@ class Tree(NamedTuple):
     parents: list[int]
 
 
-def grow(root: int, successors: Callable[[int], Successors], total: int) -> Tree:
+def grow(root: int, successors: Callable[[int], Successors], total: int, least: float = 0.0) -> Tree:
     """The `total` likeliest nodes, best first: a node's chance is its probability times its parent's chance.
 
     Args:
         root: the text's last token.
         successors: of a token, the likeliest first, each at most 1.
         total: most nodes.
+        least: chance below which no node is wanted.
     """
     tree = Tree([], [], [])
     found = [successors(root)]  # of the text's last token, then of every node
@@ -51,7 +52,8 @@ def grow(root: int, successors: Callable[[int], Successors], total: int) -> Tree
     def offer(parent: int, rank: int, chance: float) -> None:
         if rank < len(found[parent + 1][0]):
             chance *= found[parent + 1][1][rank]
-            heapq.heappush(ahead, (-chance, len(tree.tokens), parent, rank))
+            if chance >= least:
+                heapq.heappush(ahead, (-chance, len(tree.tokens), parent, rank))
 
     chances = [1.0]
     offer(-1, 0, 1.0)
@@ -69,14 +71,14 @@ def grow(root: int, successors: Callable[[int], Successors], total: int) -> Tree
     return tree
 
 
-def grow_chain(root: int, successors: Callable[[int], Successors], total: int) -> Tree:
+def grow_chain(root: int, successors: Callable[[int], Successors], total: int, least: float = 0.0) -> Tree:
     """The likeliest successor, its likeliest successor, and so on; arguments as in `grow`."""
 
     def first(token: int) -> Successors:
         ids, probs = successors(token)
         return ids[:1], probs[:1]
 
-    return grow(root, first, total)
+    return grow(root, first, total, least)
 
 
 class SuccessorTable:

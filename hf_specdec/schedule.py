@@ -28,8 +28,9 @@ _SURPRISE = 1.5
 _COPY_SLOPE, _DRAFT_SLOPE = 0.02, 0.1
 # A draft must promise so much more than a round without one: of many estimates the highest is likely to be too high.
 _LEAST_GAIN = 1.05
-# Asking is dear if it takes more than this share of a round; the longest rest from it, in rounds.
-_DEAR_ASKING, _LONGEST_REST = 0.015, 3
+# Rounds that `Keep` remembers, asks before its first verdict and in later trials, and rests.
+_SHORT_MEMORY, _FIRST_TRIAL, _TRIAL = 24, 32, 4
+_SHORTEST_REST, _LONGEST_REST = 8, 64
 # How fast a row that is ahead loses its weight: by this times its lead as a share of what the shortest may still get.
 _HURRY = 8.0
 # Rounds without a draft before the next trial; the pause doubles with every trial that did not pay.
@@ -67,8 +68,8 @@ class Rate:
         """The estimate."""
         return self.hits / self.tries
 
-    def add(self, hit: bool) -> None:
-        """Counts one outcome."""
+    def add(self, hit: float) -> None:
+        """Counts one outcome: whether it was one, or to what part."""
         fade = min(1.0, _MEMORY / (self.tries + 1))
         self.hits = self.hits * fade + hit
         self.tries = self.tries * fade + 1
@@ -171,28 +172,35 @@ class Trials:
         self.idle, self.pause = 0, _SHORTEST_PAUSE
 
 
-class Rest:
-    """When to ask nobody for a draft: finding out that none pays takes time too."""
+class Keep:
+    """Whether a drafter that copies earns its keep: what it adds to the plans against the time it takes.
+
+    Attributes:
+        gain: by how much it has lately made rounds more worthwhile, on average.
+        cost: what share of a round asking and teaching it has lately taken.
+    """
 
     def __init__(self) -> None:
-        self.left = self.length = 0
+        self.gain = self.cost = 0.0
+        self.num_asked = self.rest = 0
+        self.trial, self.pause = _FIRST_TRIAL, _SHORTEST_REST
 
-    def is_on(self) -> bool:
-        """Counts a round; whether it is one of a rest."""
-        self.left -= 1
-        return self.left >= 0
+    def is_resting(self) -> bool:
+        """Counts a round; whether it is one of a rest, in which nobody asks or teaches the drafter."""
+        self.rest -= 1
+        return self.rest >= 0
 
-    def asked(self, pays: bool, share: float) -> None:
-        """Begins a rest if asking was for nothing again, and dear: a longer one every time.
-
-        Args:
-            pays: whether a draft was found that pays.
-            share: of a round without a draft that asking takes.
-        """
-        if pays:
-            self.left = self.length = 0
-        elif share > _DEAR_ASKING:
-            self.left, self.length = self.length, min(2 * self.length + 1, _LONGEST_REST)
+    def asked(self, gain: float, cost: float) -> None:
+        """Notes a round in which it was asked; begins a rest if its keep is not earned, a longer one every time."""
+        self.num_asked += 1
+        self.trial -= 1
+        weight = 1 / min(self.num_asked, _SHORT_MEMORY)
+        self.gain += weight * (gain - self.gain)
+        self.cost += weight * (cost - self.cost)
+        if self.gain >= self.cost:
+            self.pause = _SHORTEST_REST
+        elif self.trial <= 0:
+            self.rest, self.trial, self.pause = self.pause, _TRIAL, min(2 * self.pause, _LONGEST_REST)
 
 
 # Names that no drafter has: rounds without a draft, and rounds of all drafters that cost nothing.
@@ -222,6 +230,7 @@ class Experience:
     def __init__(self) -> None:
         self.acceptance: dict[str, Acceptance] = {}
         self.trials: dict[str, Trials] = {}
+        self.keeps: dict[tuple[str, int], Keep] = {}
         self.round_seconds: dict[tuple[str, Load], RoundSeconds] = {}
 
     def acceptance_of(self, arm: str) -> Acceptance:
@@ -231,6 +240,10 @@ class Experience:
     def trials_of(self, arm: str) -> Trials:
         """The trials of an arm, or of `PLAIN` rounds."""
         return self.trials.setdefault(arm, Trials())
+
+    def keep_of(self, arm: str, num_rows: int) -> Keep:
+        """What an arm that copies is worth in batches of about so many rows: 1, 2, 3 to 4, 5 to 8, ..."""
+        return self.keeps.setdefault((arm, (num_rows - 1).bit_length()), Keep())
 
     def is_measured(self, arm: str, load: Load) -> bool:
         """Whether seconds of an arm, or of `PLAIN` rounds, are known under a load."""

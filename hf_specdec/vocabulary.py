@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -51,9 +52,24 @@ class DraftVocabularyLogitsProcessor(LogitsProcessor):
 
 
 def differing_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> list[str]:
-    """Tokens that two tokenizers do not give the same id, sorted."""
-    ours, theirs = first.get_vocab(), second.get_vocab()
-    return sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    """Tokens that two tokenizers do not give the same id, sorted; the newest pairs are remembered."""
+    return list(_differing(first, second, len(first), len(second)))
+
+
+@lru_cache(maxsize=4)
+def _differing(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, *sizes: int) -> tuple[str, ...]:
+    return tuple(sorted({token for token, _ in first.get_vocab().items() ^ second.get_vocab().items()}))
+
+
+def agreeing_ids(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> list[int] | None:
+    """Ids that mean the same to both, sorted, if nothing but added tokens differs; else `None`.
+
+    Added tokens are cut out before anything is merged, so such tokenizers have one map of ordinary text.
+    """
+    added = {token.content for tokenizer in (first, second) for token in tokenizer.added_tokens_decoder.values()}
+    if not added.issuperset(differing_tokens(first, second)):
+        return None
+    return sorted(index for _, index in first.get_vocab().items() & second.get_vocab().items())
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def random_choices(monkeypatch):
         return int(torch.randint(count, (), generator=generator))
 
     monkeypatch.setattr(scheduling, "best_width", lambda tokens, seconds: (drawn(len(tokens)), float(drawn(1000))))
-    monkeypatch.setattr(scheduling.Rest, "is_on", lambda rest: drawn(4) == 0)
+    monkeypatch.setattr(scheduling.Keep, "is_resting", lambda keep: drawn(4) == 0)
     monkeypatch.setattr(
         scheduling, "_better", lambda held, new: held if not new.rates or (held is not None and drawn(2)) else new
     )

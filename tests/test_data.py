@@ -15,7 +15,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from hf_specdec import host
 from hf_specdec.cli import main
 from hf_specdec.loading import load_target
 from hf_specdec.training.answers import DataMaker, DataOptions, end_ids, make_data
@@ -128,25 +127,6 @@ def test_texts_written_together_are_what_the_target_writes_alone(family):
 def test_models_that_cannot_read_padding_say_so():
     with pytest.raises(ValueError, match=r"BloomForCausalLM cannot read.*batch size of 1"):
         write(tiny("bloom"), [[5], [4, 6, 7]], [0.0] * 2, 4, frozenset({2}), torch.Generator())
-
-
-def test_room_is_taken_ahead_and_nothing_is_lost():
-    """The layer holds what the host's own does, through growth, dropped rows and dropped tokens."""
-    model = tiny()
-    roomy, plain = host.new_roomy_cache(model), host.new_cache(model)
-    generator = torch.Generator().manual_seed(0)
-    rows = 3
-    for step in range(150):
-        states = torch.randn(2, rows, 2, 1 + step % 3, 8, generator=generator)
-        found, expected = (cache.update(states[0], states[1], 0) for cache in (roomy, plain))
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        if step == 70:
-            rows = 2
-            for cache in (roomy, plain):
-                host.keep_rows(cache, torch.tensor([2, 0]))
-        if step % 40 == 39:
-            for cache in (roomy, plain):
-                cache.layers[0].crop(-3)
 
 
 def test_sampled_tokens_follow_the_law():

@@ -227,6 +227,22 @@ def test_a_changed_copy_is_served_and_said_so(eagle, target, tokenizer, tmp_path
     assert len(said) == 1 and "changed copy" in said[0]
 
 
+def test_the_check_reads_the_record(eagle, target, tokenizer, tmp_path):
+    folder = str(eagle.save_pretrained(tmp_path / "d", target, tokenizer=tokenizer, name="org/target"))
+    stranger = tiny(seed=9, vocab=len(tokenizer), num_hidden_layers=DEPTH + 1, dtype=torch.float32)
+    for model, place, level in ((target, "target", "ok"), (stranger, "other", "error")):
+        model.save_pretrained(tmp_path / place)
+        tokenizer.save_pretrained(tmp_path / place)
+        findings = hf_specdec.check(str(tmp_path / place), folder).findings
+        found = next(finding for finding in findings if finding.topic == "trained for")
+        assert found.level == level and "org/target" in found.found
+    other = trained_tokenizer()
+    other.add_tokens("<other>")
+    other.save_pretrained(tmp_path / "target")
+    findings = hf_specdec.check(str(tmp_path / "target"), folder).findings
+    assert any(finding.level == "error" and "made for the tokenizer" in finding.found for finding in findings)
+
+
 def test_a_damaged_record_is_refused(eagle, target, tmp_path):
     folder = eagle.save_pretrained(tmp_path / "d", target)
     config = json.loads((folder / "config.json").read_text())

@@ -19,9 +19,9 @@ from hf_specdec.schedule import (
     PLAIN,
     Acceptance,
     Experience,
+    Keep,
     Load,
     Rate,
-    Rest,
     RoundSeconds,
     Trials,
     best_width,
@@ -241,22 +241,34 @@ def test_the_best_width_yields_most_tokens_a_second():
     assert best_width([1.0, 1.04], lambda width: 1.0) == (0, 1.0)  # too little to be sure
 
 
-def test_asking_for_nothing_is_followed_by_ever_longer_rests_where_it_is_dear():
-    rest = Rest()
+def test_who_does_not_earn_his_keep_rests_ever_longer():
+    keep = Keep()
 
-    def rounds(num_rounds, share, pays=False):
+    def rounds(num_rounds, gain, cost=0.05):
         asked = []
         for _ in range(num_rounds):
-            asked.append(not rest.is_on())
+            asked.append(not keep.is_resting())
             if asked[-1]:
-                rest.asked(pays, share)
+                keep.asked(gain, cost)
         return "".join(".x"[was_asked] for was_asked in asked)
 
-    assert rounds(14, share=0.05) == "xx.x...x...x.."
-    assert rounds(4, share=0.05, pays=True) == ".xxx"
-    assert rounds(3, share=0.05) == "xx."
-    assert rounds(3, share=0.05, pays=True) == "xxx"
-    assert rounds(5, share=0.001) == "xxxxx"
+    assert rounds(32, gain=0.0) == 32 * "x"  # the first verdict waits: memories begin empty
+    assert rounds(28, gain=0.0) == 8 * "." + 4 * "x" + 16 * "."
+    assert rounds(200, gain=0.0).startswith(4 * "x" + 32 * "." + 4 * "x" + 64 * "." + 4 * "x" + 64 * "." + 4 * "x")
+    while keep.is_resting():
+        pass
+    assert rounds(40, gain=0.5) == 40 * "x"
+    after_a_good_time = rounds(200, gain=0.0)  # what was gained is remembered for a while, and rests are short again
+    assert after_a_good_time.startswith(40 * "x") and ".." in after_a_good_time
+    assert after_a_good_time.lstrip("x").startswith(8 * "." + 4 * "x" + 16 * ".")
+
+
+def test_small_gains_keep_whoever_costs_less():
+    keep = Keep()
+    for round_number in range(100):
+        assert not keep.is_resting()
+        keep.asked(gain=0.3 * (round_number % 5 == 0), cost=0.02)
+    assert keep.gain == pytest.approx(0.06, abs=0.02) and keep.cost == pytest.approx(0.02)
 
 
 # --- sessions with a clock of ours ------------------------------------------------------------------------

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+
+from hf_specdec.checkpoints import headers
+from hf_specdec.checkpoints.headers import TensorInfo
 
 # In the order in which they are looked for; an index names several files.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -50,7 +53,7 @@ def weight_files(location: str) -> list[Path]:
 
 def has_weights(location: str) -> bool:
     """Whether there are files that `read_tensors` can read."""
-    return any(fetch(location, name) is not None for name in WEIGHTS)
+    return read_headers(location) is not None or any(fetch(location, name) is not None for name in WEIGHTS[2:])
 
 
 def read_shapes(location: str) -> dict[str, tuple[int, ...]]:
@@ -59,11 +62,36 @@ def read_shapes(location: str) -> dict[str, tuple[int, ...]]:
     Raises:
         ValueError: as `read_tensors`.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(location):
-        found = _header(path) if path.suffix == ".safetensors" else _tensors(path)
-        shapes |= {name: tuple(value if isinstance(value, list) else value.shape) for name, value in found.items()}
-    return shapes
+    found: Any = read_headers(location) or read_tensors(location)
+    return {name: tuple(value.shape) for name, value in found.items()}
+
+
+def read_headers(location: str) -> dict[str, TensorInfo] | None:
+    """All tensors of a checkpoint as the headers of its safetensors files tell, nothing else being read or fetched.
+
+    Returns:
+        By name; `None` if there are no such files (weights in other formats have no header).
+
+    Raises:
+        ValueError: if a header is damaged, an index names a missing file, or the Hub cannot be reached.
+    """
+    if (found := _header(location, WEIGHTS[0])) is not None:
+        return found
+    if (index := fetch(location, WEIGHTS[1])) is None:
+        return None
+    tensors: dict[str, TensorInfo] = {}
+    for name in _shard_names(index):
+        if (found := _header(location, name)) is None:
+            raise ValueError(f"{index} names {name}, which is missing.")
+        tensors |= found
+    return tensors
+
+
+def _header(location: str, name: str) -> dict[str, TensorInfo] | None:
+    if not Path(location).is_dir():
+        return headers.of_hub(location, name)
+    path = fetch(location, name)
+    return None if path is None else headers.of_file(path)
 
 
 def read_tensors(location: str) -> dict[str, Tensor]:
@@ -135,28 +163,24 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _shards(location: str, index: Path) -> list[Path]:
+def _shard_names(index: Path) -> list[str]:
     names = _read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise ValueError(f"{index} has no weight_map.")
-    paths = []
     for name in names.values():
         if not isinstance(name, str) or Path(name).name != name:
             raise ValueError(f"{index} names {name!r}, which is no file beside it.")
-    for name in sorted(set(names.values())):
+    return sorted(set(names.values()))
+
+
+def _shards(location: str, index: Path) -> list[Path]:
+    paths = []
+    for name in _shard_names(index):
         path = fetch(location, name)
         if path is None:
             raise ValueError(f"{index} names {name}, which is missing.")
         paths.append(path)
     return paths
-
-
-def _header(path: Path) -> dict[str, list[int]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - it is no dict
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _is_plain(name: Any, value: Any) -> bool:

@@ -12,7 +12,7 @@ from hf_specdec import host
 from hf_specdec.checkpoints import files
 from hf_specdec.checkpoints.dialects import recognise
 from hf_specdec.checkpoints.translate import TargetShape, Translation, translate
-from hf_specdec.heads import EagleHead
+from hf_specdec.heads import EagleConfig, EagleHead
 
 
 def load_head(location: str, target: PreTrainedModel, taps: tuple[int, ...] | None = None) -> EagleHead:
@@ -34,12 +34,33 @@ def load_head(location: str, target: PreTrainedModel, taps: tuple[int, ...] | No
     dialect = recognise(location)
     if dialect.family not in ("eagle", "parallel-head"):
         raise ValueError(f"{location} holds a complete language model ({dialect.name}), not a head for hidden states.")
-    shape = TargetShape(host.hidden_size(target), host.vocabulary_size(target), host.num_layers(target))
     config, tensors = files.read_config(location), files.read_tensors(location)
     with files.expected_kinds(location):
-        found = _without_copies(translate(dialect, location, config, tensors, shape, taps), target)
+        found = _without_copies(translate(dialect, location, config, tensors, _shape(target), taps), target)
         head = _filled(found, location, target.dtype)
     return head.to(target.device).bind(target).eval()
+
+
+def inspect_head(location: str, target: PreTrainedModel, tensors: dict[str, Tensor]) -> EagleConfig:
+    """What `load_head` would open, found out from settings and shapes.
+
+    Args:
+        location: a local folder or a Hub id.
+        target: the model the head was trained for; it may be on the meta device.
+        tensors: of the checkpoint, by name. Of those on the meta device, values are not looked at.
+
+    Raises:
+        ValueError: as `load_head`.
+    """
+    with files.expected_kinds(location):
+        found = translate(
+            recognise(location), location, files.read_config(location), tensors, _shape(target), taps=None
+        )
+        return _filled(found, location, torch.float32).config
+
+
+def _shape(target: PreTrainedModel) -> TargetShape:
+    return TargetShape(host.hidden_size(target), host.vocabulary_size(target), host.num_layers(target))
 
 
 def _without_copies(found: Translation, target: PreTrainedModel) -> Translation:
@@ -78,7 +99,8 @@ def _filled(found: Translation, location: str, dtype: torch.dtype) -> EagleHead:
             )
     weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.tensors.items()}
     for name, value in weights.items():
-        if not value.isfinite().all():  # they were, in the checkpoint's own dtype
+        # They were, in the checkpoint's own dtype; on the meta device there are none.
+        if value.device.type != "meta" and not value.isfinite().all():
             raise ValueError(f"{location}: {found.origin(name)} holds numbers that are too large for {dtype}.")
     head.load_state_dict(weights, assign=True)
     return head

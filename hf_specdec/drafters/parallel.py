@@ -12,13 +12,19 @@ from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters.base import DraftContext, DraftSession, WeightedDrafter
-from hf_specdec.drafters.draft_model import SharedVocabulary, TokenizerComparison
+from hf_specdec.drafters.draft_model import SharedVocabulary, refuse_unknown_vocabulary
 from hf_specdec.drafters.drawing import Drawing, chain
 from hf_specdec.drafters.head_reader import HeadSession, refuse_target
 from hf_specdec.heads import EagleHead
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions, check_count
 from hf_specdec.state import DecodeState
+from hf_specdec.vocabulary import differing_tokens
+
+_SHOW_ONE = (
+    "If they use one tokenizer and only pad their output layers differently, show it: ParallelDraft(model, "
+    "tokenizer=..., target_tokenizer=...)."
+)
 
 
 class ParallelDraft(WeightedDrafter):
@@ -32,7 +38,7 @@ class ParallelDraft(WeightedDrafter):
         num_draft_tokens: tokens to draft in a round; by default the head's own setting, else 5.
         tokenizer: a language model's tokenizer. With both tokenizers known, their vocabularies are compared token by
             token, and output layers padded to different sizes are accepted.
-        target_tokenizer: the target's tokenizer; the call's own `tokenizer=` counts as well.
+        target_tokenizer: the target's tokenizer; a call's own `tokenizer=` counts instead.
 
     Raises:
         ValueError: if the model cannot draft in parallel or an option is out of range.
@@ -63,7 +69,7 @@ class ParallelDraft(WeightedDrafter):
             raise ValueError(f"ParallelDraft needs an EagleHead or a language model, not {type(model).__name__}.")
         self.mask_token_id: Any = mask_token_id
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
-        self._comparison = TokenizerComparison()
+        self._agrees_with: Any = None  # the tokenizer it was last compared with
 
     @property
     def reads_states(self) -> bool:  # type: ignore[override]
@@ -79,8 +85,20 @@ class ParallelDraft(WeightedDrafter):
         elif host.is_empty(self.model):
             raise ValueError(f"The drafter {type(self.model).__name__} is on the meta device, where it has no weights.")
         else:
-            theirs = self.target_tokenizer or tokenizer
-            self._comparison.check(self.model, target, self.tokenizer, theirs, "ParallelDraft")
+            self._compare(target, self.target_tokenizer if tokenizer is None else tokenizer)
+
+    def _compare(self, target: PreTrainedModel, tokenizer: Any) -> None:
+        """Raises `ValueError` if the language model's ids are not the target's, or seem not to be."""
+        if self.tokenizer is None or tokenizer is None:
+            model: Any = self.model
+            refuse_unknown_vocabulary(model, target, _SHOW_ONE)
+        elif tokenizer is not self._agrees_with:
+            if different := differing_tokens(self.tokenizer, tokenizer):
+                raise ValueError(
+                    f"The drafter's tokenizer and the target's differ in {len(different)} tokens, for example "
+                    f"{', '.join(map(repr, different[:3]))}. Use a drafter that shares the target's vocabulary."
+                )
+            self._agrees_with = tokenizer
 
     def check_synced(self) -> None:
         """Raises `ValueError` if processes share the drafter."""

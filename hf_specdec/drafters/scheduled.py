@@ -17,7 +17,7 @@ from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
 from hf_specdec.paths import chain_of, largest, products, united
-from hf_specdec.schedule import FREE, PLAIN, Experience, Load, Rate, Rest, best_width, expected_tokens, row_weights
+from hf_specdec.schedule import FREE, PLAIN, Experience, Keep, Load, Rate, best_width, expected_tokens, row_weights
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 
@@ -116,11 +116,11 @@ class Offer:
         for place, rate in enumerate(self.rates[:asked]):
             rate.add(place in path)
 
-    def learn_text(self, text: list[int]) -> None:
-        """Compares a copy with the text that came, as far as it is known."""
+    def learn_text(self, text: list[int]) -> int:
+        """Compares a copy with the text that came, as far as it is known; how much of the text it held."""
         parents = self.parents or chain_of(len(self.copied))
         current: int | None = -1
-        for token in text:
+        for count, token in enumerate(text):
             followers = [place for place, parent in enumerate(parents) if parent == current]
             current = None
             for place in followers:
@@ -128,7 +128,8 @@ class Offer:
                 if self.copied[place] == token:
                     current = place
             if current is None:
-                return
+                return count
+        return len(text)
 
     @cached_property
     def _chances(self) -> list[float]:
@@ -179,10 +180,11 @@ class _Round:
     """What must be remembered until a round's outcome is known."""
 
     plan: Plan
-    copies: list[list[Offer]]
+    copies: dict[str, list[Offer]]  # of the arms that copy and were asked
     started: float | None
-    asking: float | None  # seconds it took to ask for drafts
+    asking: dict[str, float]  # seconds it took to ask each arm
     load: Load
+    weights: list[float]  # what a token is worth in each riding row
     width: int = 0  # of the draft
 
 
@@ -217,18 +219,16 @@ class ScheduledSession(DraftSession):
         self.num_unread = {arm.name: 0 if arm.session.shares_passes else num_unread for arm in arms}
         self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
         self.taps = tuple(sorted({tap for arm in arms for tap in arm.session.taps}))
-        self.rest = Rest()
+        self.teaching = dict.fromkeys((arm.name for arm in arms), 0.0)
         self.round: _Round | None = None
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
         started = time.perf_counter()
-        asks = self.is_fixed or not self.rest.is_on()
-        offers = {arm.name: self._offers(arm, state, limits) for arm in self.arms if asks}
-        plan = self._plan(offers, state) if asks else Plan([None] * len(limits), width=0)
-        asking = time.perf_counter() - started if asks else None
-        copies = [offers[arm.name] for arm in self.arms if asks and arm.is_free]
-        is_typical = self._is_typical(plan, state)
-        self.round = _Round(plan, copies, started if is_typical else None, asking, _load_of(state))
+        offers, asking = self._asked(state, limits)
+        plan = self._plan(offers, state)
+        copies = {arm.name: offers[arm.name] for arm in self.arms if arm.is_free and arm.name in offers}
+        started_typically = started if self._is_typical(plan, state) else None
+        self.round = _Round(plan, copies, started_typically, asking, _load_of(state), self._weights(state))
         draft = self._drafted(plan, state, noise)
         self.round.width = draft.width
         return draft
@@ -240,7 +240,10 @@ class ScheduledSession(DraftSession):
             self._learn(current, outcome)
             payer = current.plan.payer if current.plan.width > 0 else None
         for arm in self.arms:
-            arm.session.commit(state, _share(outcome, arm, current), target_pass)
+            started = time.perf_counter()
+            is_taught = not arm.is_free or current is None or arm.name in current.asking
+            arm.session.commit(state, _share(outcome, arm, current), target_pass if is_taught else None)
+            self.teaching[arm.name] = time.perf_counter() - started
             has_read = arm is payer or arm.session.shares_passes
             self.num_unread[arm.name] = 0 if has_read else self.num_unread[arm.name] + max(outcome.emitted)
 
@@ -249,6 +252,19 @@ class ScheduledSession(DraftSession):
             arm.session.keep_rows(places)
 
     # --- before the draft ---------------------------------------------------------------------------------
+
+    def _asked(self, state: DecodeState, limits: list[int]) -> tuple[dict[str, list[Offer]], dict[str, float]]:
+        """What every arm that is not at rest would draft, and the seconds it took to say so."""
+        offers, asking = {}, {}
+        for arm in self.arms:
+            if self.is_fixed or not arm.is_free or not self._keep_of(arm, state).is_resting():
+                started = time.perf_counter()
+                offers[arm.name] = self._offers(arm, state, limits)
+                asking[arm.name] = time.perf_counter() - started
+        return offers, asking
+
+    def _keep_of(self, arm: Arm, state: DecodeState) -> Keep:
+        return self.experience.keep_of(arm.name, len(state.rows))
 
     def _offers(self, arm: Arm, state: DecodeState, limits: list[int]) -> list[Offer]:
         """What an arm would draft for every row."""
@@ -265,11 +281,12 @@ class ScheduledSession(DraftSession):
         if self.is_fixed:
             return self._fixed_plan(offers)
         free: list[Offer | None] = [None] * len(state.rows)
-        for arm in self.arms:
+        asked = [arm for arm in self.arms if arm.name in offers]
+        for arm in asked:
             if arm.is_free:
                 free = _choice(free, offers[arm.name], _united if self.takes_trees else _better)
         plans = [self._best(free, None, state)]
-        for arm in self.arms:
+        for arm in asked:
             if not arm.is_free and any(offer.rates for offer in offers[arm.name]):
                 plans.append(self._best(self._mixed(free, offers[arm.name]), arm, state))
         chosen = max(plans, key=lambda plan: plan.speed)
@@ -299,9 +316,10 @@ class ScheduledSession(DraftSession):
 
     def _best(self, offers: list[Offer | None], payer: Arm | None, state: DecodeState) -> Plan:
         """How far to draft, given who drafts."""
-        load, unfinished = _load_of(state), [not state.finished[row] for row in state.rows]
-        survival = [[] if offer is None else offer.survival for offer in compress(offers, unfinished)]
-        tokens = expected_tokens(survival, self._weights(state), self.in_lockstep)
+        load = _load_of(state)
+        going = [not state.finished[row] for row in state.rows]
+        survival = [[] if offer is None else offer.survival for offer in compress(offers, going)]
+        tokens = expected_tokens(survival, list(compress(self._weights(state), going)), self.in_lockstep)
         name, longest = (FREE, len(tokens)) if payer is None else (payer.name, payer.longest)
         seconds = self.experience.seconds(name, load, longest)
         width, speed = best_width(tokens, seconds)
@@ -310,9 +328,11 @@ class ScheduledSession(DraftSession):
         return Plan(offers, width, payer, speed, gain=speed * seconds(0) / tokens[0])
 
     def _weights(self, state: DecodeState) -> list[float]:
-        """What a token is worth in each of the rows that have not ended."""
-        lengths = [state.lengths[row] for row in state.rows if not state.finished[row]]
-        return row_weights(lengths, self.max_length - min(lengths, default=0))
+        """What a token is worth in each of the riding rows; nothing in one that has ended."""
+        going = [not state.finished[row] for row in state.rows]
+        lengths = list(compress(state.row_lengths, going))
+        weights = iter(row_weights(lengths, self.max_length - min(lengths, default=0)))
+        return [next(weights) if goes_on else 0.0 for goes_on in going]
 
     def _plain_trial(self, chosen: Plan, state: DecodeState) -> Plan | None:
         """A round without a draft, where that has not been measured (for a while): all else is compared with it."""
@@ -361,21 +381,34 @@ class ScheduledSession(DraftSession):
     def _learn(self, current: _Round, outcome: Outcome) -> None:
         """Adds the outcome to the experience."""
         plan, width = current.plan, current.width
+        texts = [appended[:emitted] for appended, emitted in zip(outcome.appended, outcome.emitted, strict=True)]
+        covered = {  # by copies that were not used, too: the text says whether they were right
+            name: [offer.learn_text(text) for offer, text in zip(offers, texts, strict=True)]
+            for name, offers in current.copies.items()
+        }
         if plan.payer is not None:
             width = min(width, plan.payer.longest)
         if current.started is not None and (width > 0 or plan.width == 0):
             seconds = time.perf_counter() - current.started
             self.experience.record_seconds(plan.name, current.load, width, seconds)
-            if current.asking is not None and seconds > 0:
-                self.rest.asked(pays=plan.width > 0, share=current.asking / seconds)
-        for offers in current.copies:  # those that were not used, too: the text says whether they were right
-            for offer, appended, emitted in zip(offers, outcome.appended, outcome.emitted, strict=True):
-                offer.learn_text(appended[:emitted])
+            self._learn_worth(current, covered, outcome, seconds)
         for place, (held, asked) in enumerate(zip(plan.offers, plan.own_widths, strict=True)):
             if held is not None and asked > 0:
                 _learn_own(held, asked, place, outcome)
                 if outcome.accepted[place] == asked or (held.arm.session.grows_trees and outcome.accepted[place]):
                     self.experience.trials_of(held.arm.name).paid()
+
+    def _learn_worth(self, current: _Round, covered: dict[str, list[int]], outcome: Outcome, seconds: float) -> None:
+        """Compares the share of the tokens that an arm had, and no arm before it, with the time it took."""
+        emitted = max(1.0, sum(map(mul, current.weights, outcome.emitted)))
+        had = [0] * len(outcome.accepted)
+        for name, counts in covered.items():
+            reached = [min(pair) for pair in zip(counts, outcome.accepted, strict=True)]
+            added = [max(0, mine - earlier) for mine, earlier in zip(reached, had, strict=True)]
+            had = list(map(max, had, reached))
+            cost = (current.asking[name] + self.teaching[name]) / max(seconds, 1e-9)
+            keep = self.experience.keep_of(name, current.load.num_rows)
+            keep.asked(sum(map(mul, current.weights, added)) / emitted, cost)
 
 
 def _load_of(state: DecodeState) -> Load:

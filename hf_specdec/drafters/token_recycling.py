@@ -17,11 +17,13 @@ from hf_specdec.recycling import Successors, SuccessorTable, grow, grow_chain, l
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 
-# Refused tokens of a pass that are learned from: each costs a search through all logits behind it.
-_MOST_REFUSED = 16
+# Refused tokens are learned from as long as a pass teaches no more than this: each costs a search through all logits.
+_MOST_LEARNED = 16
 # How often what was likely where a token was last read comes true where it is read next: half as often (measured by
 # bins of probability over 4,300 tokens of five kinds of text).
 _HOLDS_AGAIN = 0.5
+# Chance below which a token is not worth looking at.
+_LEAST_CHANCE = 0.005
 
 
 class TokenRecycling(Drafter):
@@ -108,9 +110,13 @@ class _RecyclingSession(CopySession):
     def _copy(self, last: int, successors: Callable[[int], Successors], limit: int) -> Copy:
         if limit <= 0:
             return Copy([], [])
-        tree = (grow if self.takes_trees else grow_chain)(last, successors, limit)
-        confidences = [_HOLDS_AGAIN * confidence for confidence in tree.confidences]
-        return Copy(tree.tokens, confidences, tree.parents if self.takes_trees else None)
+
+        def again(token: int) -> Successors:
+            ids, probs = successors(token)
+            return ids, [_HOLDS_AGAIN * prob for prob in probs]
+
+        tree = (grow if self.takes_trees else grow_chain)(last, again, limit, _LEAST_CHANCE)
+        return Copy(tree.tokens, tree.confidences, tree.parents if self.takes_trees else None)
 
 
 def _order(outcome: Outcome, width: int) -> list[int]:
@@ -126,5 +132,5 @@ def _order(outcome: Outcome, width: int) -> list[int]:
         kept = list(range(count)) if outcome.positions is None else outcome.positions[place][:count]
         refused += [(position, place) for position in range(width) if position not in kept]
         stayed += [(position, place) for position in kept]
-    chosen = [*sorted(refused)[:_MOST_REFUSED], *stayed]
+    chosen = [*sorted(refused)[: max(0, _MOST_LEARNED - len(stayed))], *stayed]
     return [place * width + position for position, place in chosen]

@@ -51,7 +51,7 @@ def write(
     texts: list[list[int]] = [[] for _ in prompts]
     riding = list(range(len(prompts)))
     device = host.device_of(model) or torch.device("cpu")
-    reader = CachedModel(model, host.new_roomy_cache(model), host.draft_arguments(model), len(prompts), device)
+    reader = CachedModel(model, host.new_cache(model), host.draft_arguments(model), len(prompts), device)
     heat = torch.tensor(temperatures, device=device)
     logits = _read_prompts(reader, prompts)
     while riding:
