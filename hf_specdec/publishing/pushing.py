@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
+from safetensors import SafetensorError, safe_open
 
 from hf_specdec.checkpoints import files, recognise
 
@@ -53,7 +54,7 @@ def push(
     if not path.is_dir():
         raise ValueError(f"{folder} is no folder; give one with a drafter's config.json and model.safetensors.")
     recognise(str(path))
-    files.read_shapes(str(path))  # a damaged file is not published
+    _check_weights(path)
     api: Any = HfApi(token=token)
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -72,3 +73,15 @@ def push(
             "with a token that may write (hf auth login)."
         ) from error
     return str(done.commit_url)
+
+
+def _check_weights(folder: Path) -> None:
+    """Raises `ValueError` for weights that nobody should be offered: damaged ones, and pickles."""
+    for path in files.weight_files(str(folder)):
+        if path.suffix != ".safetensors":
+            raise ValueError(f"{path} is a pickle, which is not published; open the drafter and use save_pretrained.")
+        try:
+            with safe_open(path, framework="pt"):  # compares the file's length with its header
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
