@@ -82,7 +82,7 @@ class Training:
         self._read_data(self.progress.num_examples or None)
         self.recipe = self._recipe(found[1] if found else None)
         self.weights = checkpoint.Weights(self.recipe.module)
-        self.optimizers = _optimizers(self.weights, options)
+        self.optimizers = _optimizers(self.weights, options.optimizer or self.recipe.optimizer, options.weight_decay)
         if found is not None:
             checkpoint.restore(found[2], self.weights, self.optimizers)
         elif options.init_from is not None:
@@ -189,7 +189,7 @@ class Training:
     def _lasting_options(self) -> dict[str, Any]:
         """Options that a resumed run must share; when it ends and how often it writes may change."""
         options = asdict(self.options)
-        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "muon", "held_out_share", "dtype")
+        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "optimizer", "held_out_share", "dtype")
         return {name: options[name] for name in lasting}
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Training:
         options = self.options
         rise = min(1.0, (self.progress.step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
         fall = min(1.0, (1 - min(self._fraction(), 1.0)) / options.decay_share) if options.decay_share else 1.0
-        return options.learning_rate * rise * max(fall, 0.01)
+        return (options.learning_rate or self.recipe.learning_rate) * rise * max(fall, 0.01)
 
     # --- what is kept -------------------------------------------------------------------------------------
 
@@ -382,15 +382,13 @@ def data_record(folder: str) -> dict[str, Any]:
     return read_record(folder) if (Path(folder) / "data.json").is_file() else {}
 
 
-def _optimizers(weights: checkpoint.Weights, options: TrainOptions) -> list[torch.optim.Optimizer]:
+def _optimizers(weights: checkpoint.Weights, name: str, decay: float) -> list[torch.optim.Optimizer]:
+    """The optimisers; their rates are set before every step."""
     masters = list(weights.masters.values())
     matrices = [master for master in masters if master.ndim == 2]
-    others = [master for master in masters if master.ndim != 2]
-    settings: dict[str, Any] = {"lr": options.learning_rate, "betas": (0.9, 0.95), "fused": True}
-    plain = {"params": others, "weight_decay": 0.0}
-    if not options.muon:
-        return [torch.optim.AdamW([{"params": matrices, "weight_decay": options.weight_decay}, plain], **settings)]
-    muon = torch.optim.Muon(
-        matrices, lr=options.learning_rate, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return [muon, torch.optim.AdamW([plain], **settings)]
+    others = {"params": [master for master in masters if master.ndim != 2], "weight_decay": 0.0}
+    settings: dict[str, Any] = {"betas": (0.9, 0.95), "fused": True}
+    if name == "adamw":
+        return [torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, others], **settings)]
+    muon = torch.optim.Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW([others], **settings)]

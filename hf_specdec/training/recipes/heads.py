@@ -28,6 +28,9 @@ class HeadRecipe(Recipe):
         options: how to train.
     """
 
+    optimizer = "muon"
+    learning_rate = 8e-3
+
     def __init__(self, target: Any, head: EagleHead, options: RecipeOptions):
         self.target, self.head, self.options = target, head, options
         self.module, self.taps, self.depth = head, head.config.taps, options.depth
