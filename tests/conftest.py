@@ -52,19 +52,3 @@ def full_drafts(request, monkeypatch):
     """
     if request.node.get_closest_marker("scheduled") is None:
         monkeypatch.setattr(SpeculationOptions, "is_scheduled", lambda self, is_drawn: False)
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A Hub that this process uses, with a cache of its own."""
-    with HubServer() as server:
-        constants = huggingface_hub.constants
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", server.token)
-        yield server

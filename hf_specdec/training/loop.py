@@ -143,7 +143,10 @@ class Training:
         """
         if self.progress.cursor >= len(self.batches):
             self.progress.epoch, self.progress.cursor = self.progress.epoch + 1, 0
+            before = self.held_out
             self._read_data()
+            if self.held_out != before:  # figures of other texts say nothing about which drafter is the best
+                self.progress.best = 0.0
         few = self.progress.step < 4 * self.options.warmup_steps
         count = 1 if few else self.options.batches_per_step
         start = self.progress.cursor
@@ -228,8 +231,10 @@ class Training:
         return max(done)
 
     def _is_over(self) -> bool:
-        is_over = torch.tensor([float(self._fraction() >= 1)], device=self.accelerator.device)
-        return bool(self.accelerator.reduce(is_over, "sum") > 0)
+        """Whether any process has reached a limit; all learn at the rate of the one that is furthest."""
+        fraction = torch.tensor([self._fraction()], dtype=torch.float64, device=self.accelerator.device)
+        self.fraction = float(self.accelerator.gather(fraction).max())
+        return self.fraction >= 1
 
     def _is_due(self, since: float, seconds: float, steps: int | None) -> bool:
         if steps is not None:
@@ -288,7 +293,7 @@ class Training:
         """Rises over the first steps, stays, and falls at the end."""
         options = self.options
         rise = min(1.0, (self.progress.step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
-        fall = min(1.0, (1 - min(self._fraction(), 1.0)) / options.decay_share) if options.decay_share else 1.0
+        fall = min(1.0, (1 - self.fraction) / options.decay_share) if options.decay_share else 1.0
         return (options.learning_rate or self.recipe.learning_rate) * rise * max(fall, 0.01)
 
     # --- what is kept -------------------------------------------------------------------------------------
@@ -340,6 +345,7 @@ class Training:
             "epoch": progress.epoch,
             "answer_tokens": progress.answer_tokens,
             "examples": len(self.learned),
+            "held_out": len(self.held_out),
             "seconds": round(progress.seconds, 1),
             "fraction": min(1.0, self._fraction()),
         }
