@@ -260,8 +260,8 @@ def _add_train(commands: Any) -> None:
     drafter.add_argument("--coverage", type=float, default=0.995, metavar="S", help="share of answer tokens (0.995)")
     drafter.add_argument("--seed", type=int, default=0, metavar="S", help="of weights and order (0)")
     learning = parser.add_argument_group("how it learns")
-    learning.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="the highest (0.001)")
-    learning.add_argument("--muon", action="store_true", help="train matrices with Muon instead of AdamW")
+    learning.add_argument("--learning-rate", type=float, metavar="R", help="the highest (0.008 or 0.0003, by kind)")
+    learning.add_argument("--optimizer", metavar="NAME", help="muon (for heads) or adamw (for models), by kind")
     learning.add_argument("--batch-tokens", type=int, default=2048, metavar="N", help="answer tokens of a batch (2048)")
     learning.add_argument("--batches-per-step", type=int, default=2, metavar="N", help="batches of a step (2)")
     learning.add_argument(

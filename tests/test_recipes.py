@@ -15,6 +15,7 @@ from hf_specdec.heads import EagleHead
 from hf_specdec.provenance import Provenance, stamp
 from hf_specdec.publishing import push, write_card
 from hf_specdec.training import evaluate
+from hf_specdec.training.examples import Example
 from hf_specdec.training.features import FeatureStore
 from hf_specdec.training.losses import centred, cross_entropy, mean_rows
 from hf_specdec.training.recipes import RECIPES, RecipeOptions
@@ -61,6 +62,8 @@ def test_frequent_ids_cover_the_share_or_fill_up_with_low_ids(examples):
     assert counts[ids].sum() >= 0.8 * counts.sum() > counts[ids].sum() - counts[ids].min()
     most = frequent_ids(examples, 64, 0.8, 60)
     assert len(most) == 60 and (most.diff() > 0).all() and set(counts.nonzero()[:, 0].tolist()) <= set(most.tolist())
+    asked = [Example((60, 60, 61), (3,), 0.0, "self", True)]
+    assert frequent_ids(asked, 64, 0.8, 4).tolist() == [0, 3, 60, 61]
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ class Training:
         self._read_data(self.progress.num_examples or None)
         self.recipe = self._recipe(found[1] if found else None)
         self.weights = checkpoint.Weights(self.recipe.module)
-        self.optimizers = _optimizers(self.weights, options)
+        self.optimizers = _optimizers(self.weights, options.optimizer or self.recipe.optimizer, options.weight_decay)
         if found is not None:
             checkpoint.restore(found[2], self.weights, self.optimizers)
         elif options.init_from is not None:
@@ -143,7 +143,10 @@ class Training:
         """
         if self.progress.cursor >= len(self.batches):
             self.progress.epoch, self.progress.cursor = self.progress.epoch + 1, 0
+            before = self.held_out
             self._read_data()
+            if self.held_out != before:  # figures of other texts say nothing about which drafter is the best
+                self.progress.best = 0.0
         few = self.progress.step < 4 * self.options.warmup_steps
         count = 1 if few else self.options.batches_per_step
         start = self.progress.cursor
@@ -189,7 +192,7 @@ class Training:
     def _lasting_options(self) -> dict[str, Any]:
         """Options that a resumed run must share; when it ends and how often it writes may change."""
         options = asdict(self.options)
-        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "muon", "held_out_share", "dtype")
+        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "optimizer", "held_out_share", "dtype")
         return {name: options[name] for name in lasting}
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -228,8 +231,10 @@ class Training:
         return max(done)
 
     def _is_over(self) -> bool:
-        is_over = torch.tensor([float(self._fraction() >= 1)], device=self.accelerator.device)
-        return bool(self.accelerator.reduce(is_over, "sum") > 0)
+        """Whether any process has reached a limit; all learn at the rate of the one that is furthest."""
+        fraction = torch.tensor([self._fraction()], dtype=torch.float64, device=self.accelerator.device)
+        self.fraction = float(self.accelerator.gather(fraction).max())
+        return self.fraction >= 1
 
     def _is_due(self, since: float, seconds: float, steps: int | None) -> bool:
         if steps is not None:
@@ -288,8 +293,8 @@ class Training:
         """Rises over the first steps, stays, and falls at the end."""
         options = self.options
         rise = min(1.0, (self.progress.step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
-        fall = min(1.0, (1 - min(self._fraction(), 1.0)) / options.decay_share) if options.decay_share else 1.0
-        return options.learning_rate * rise * max(fall, 0.01)
+        fall = min(1.0, (1 - self.fraction) / options.decay_share) if options.decay_share else 1.0
+        return (options.learning_rate or self.recipe.learning_rate) * rise * max(fall, 0.01)
 
     # --- what is kept -------------------------------------------------------------------------------------
 
@@ -340,6 +345,7 @@ class Training:
             "epoch": progress.epoch,
             "answer_tokens": progress.answer_tokens,
             "examples": len(self.learned),
+            "held_out": len(self.held_out),
             "seconds": round(progress.seconds, 1),
             "fraction": min(1.0, self._fraction()),
         }
@@ -382,15 +388,13 @@ def data_record(folder: str) -> dict[str, Any]:
     return read_record(folder) if (Path(folder) / "data.json").is_file() else {}
 
 
-def _optimizers(weights: checkpoint.Weights, options: TrainOptions) -> list[torch.optim.Optimizer]:
+def _optimizers(weights: checkpoint.Weights, name: str, decay: float) -> list[torch.optim.Optimizer]:
+    """The optimisers; their rates are set before every step."""
     masters = list(weights.masters.values())
     matrices = [master for master in masters if master.ndim == 2]
-    others = [master for master in masters if master.ndim != 2]
-    settings: dict[str, Any] = {"lr": options.learning_rate, "betas": (0.9, 0.95), "fused": True}
-    plain = {"params": others, "weight_decay": 0.0}
-    if not options.muon:
-        return [torch.optim.AdamW([{"params": matrices, "weight_decay": options.weight_decay}, plain], **settings)]
-    muon = torch.optim.Muon(
-        matrices, lr=options.learning_rate, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return [muon, torch.optim.AdamW([plain], **settings)]
+    others = {"params": [master for master in masters if master.ndim != 2], "weight_decay": 0.0}
+    settings: dict[str, Any] = {"betas": (0.9, 0.95), "fused": True}
+    if name == "adamw":
+        return [torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, others], **settings)]
+    muon = torch.optim.Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW([others], **settings)]

@@ -8,6 +8,8 @@ from typing import Any
 from hf_specdec.options import check_count
 from hf_specdec.training.recipes.base import RecipeOptions
 
+OPTIMIZERS = ("adamw", "muon")
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -25,8 +27,8 @@ class TrainOptions:
         epochs: passes over the data; `None` for no limit.
         batch_tokens: answer tokens that go through the drafter together.
         batches_per_step: batches of a step of the optimiser. The first steps take one, so that learning starts soon.
-        learning_rate: the highest.
-        muon: whether matrices are trained by Muon, at the same rate; else everything by AdamW.
+        learning_rate: the highest; `None` leaves it to the kind.
+        optimizer: "adamw" or "muon" (for matrices; the rest by AdamW); `None` leaves it to the kind.
         warmup_steps: over which the learning rate rises.
         decay_share: of the whole training, at its end, over which the learning rate falls to nothing.
         weight_decay: of matrices.
@@ -57,8 +59,8 @@ class TrainOptions:
     epochs: int | None = None
     batch_tokens: int = 2048
     batches_per_step: int = 2
-    learning_rate: float = 1e-3
-    muon: bool = False
+    learning_rate: float | None = None
+    optimizer: str | None = None
     warmup_steps: int = 30
     decay_share: float = 0.3
     weight_decay: float = 0.01
@@ -85,6 +87,8 @@ class TrainOptions:
         self._check_range("max_grad_norm", 0, float("inf"))
         self._check_range("evaluate_every", 0, float("inf"))
         self._check_range("save_every", 0, float("inf"))
+        if self.optimizer not in (None, *OPTIMIZERS):
+            raise ValueError(f"optimizer={self.optimizer!r} is unknown; use one of {', '.join(OPTIMIZERS)}.")
         if self.time_budget is None and self.max_steps is None and self.epochs is None:
             raise ValueError("Nothing ends this training: give time_budget, max_steps or epochs.")
 

@@ -76,9 +76,13 @@ class Recipe(ABC):
         taps: the target's hidden states it reads.
         module: what is trained: parameters without `requires_grad` belong to the target.
         depth: how many tokens ahead it learns to draft.
+        optimizer: for its matrices, unless a training says another: "adamw" or "muon".
+        learning_rate: the highest, unless a training says another.
     """
 
     name: str
+    optimizer = "adamw"
+    learning_rate = 3e-4
     taps: tuple[int, ...] = ()
     module: nn.Module
     depth: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ class HeadRecipe(Recipe):
         head: bound to it.
         options: how to train.
     """
+
+    optimizer = "muon"
+    learning_rate = 8e-3
 
     def __init__(self, target: Any, head: EagleHead, options: RecipeOptions):
         self.target, self.head, self.options = target, head, options
@@ -62,7 +65,7 @@ class HeadRecipe(Recipe):
 
 
 def frequent_ids(
-    examples: Iterable[Example], vocabulary: int, coverage: float, draft_vocab_size: int | None = None
+    examples: Sequence[Example], vocabulary: int, coverage: float, draft_vocab_size: int | None = None
 ) -> Tensor:
     """The most frequent ids of answers, ascending.
 
@@ -70,13 +73,15 @@ def frequent_ids(
         examples: whose answers to count.
         vocabulary: ids of the target.
         coverage: the share of all answer tokens they are to make up.
-        draft_vocab_size: how many they are instead. If fewer occur, low ids fill them up: vocabularies made by merging
-            pairs hold frequent ones first.
+        draft_vocab_size: how many they are instead. If fewer occur, those of prompts fill them up, then low ids:
+            vocabularies made by merging pairs hold frequent ones first.
     """
     counts = Counter(token for example in examples for token in example.answer)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     if draft_vocab_size is not None:
-        ranked += [token for token in range(vocabulary) if token not in counts]
+        asked = Counter(token for example in examples for token in example.prompt)
+        others = [token for token in range(vocabulary) if token not in counts]
+        ranked += sorted(others, key=lambda token: (-asked[token], token))
         return torch.tensor(sorted(ranked[:draft_vocab_size]))
     wanted, covered, kept = coverage * counts.total(), 0, []
     for token in ranked:
