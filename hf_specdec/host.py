@@ -1264,6 +1264,17 @@ _FORGET_NOTHING = (DynamicLayer, _RoomyLayer, StaticLayer, _CroppableStaticLayer
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
+def rope_settings(model: Any) -> dict[str, Any]:
+    """What `rope_frequencies` needs to turn like a model's layers do; plain frequencies where it turns otherwise."""
+    found = dict(_rope_settings(model)[0])
+    if found.get("rope_type") not in ROPE_KINDS:
+        found = {"rope_type": "default"}
+    found["rope_theta"] = float(found.get("rope_theta") or 10000.0)
+    if (limit := max_positions(model)) is not None:
+        found["max_position_embeddings"] = limit
+    return found
+
+
 def rope_frequencies(settings: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
     """Rotary frequencies as the host computes them.
 

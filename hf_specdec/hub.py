@@ -9,8 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.checkpoints import load_head, recognise
+from hf_specdec.checkpoints.files import read_config, snapshot
 from hf_specdec.checkpoints.tokenizers import tokenizers_of
 from hf_specdec.drafters import Drafter, DraftModel, DraftTree, Eagle, ParallelDraft
+from hf_specdec.provenance import Provenance
 
 
 def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
@@ -37,18 +39,23 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
 
 
 def load_drafter(
-    location: str, target: PreTrainedModel, taps: tuple[int, ...] | None = None, tree: DraftTree | None = None
+    location: str,
+    target: PreTrainedModel,
+    taps: tuple[int, ...] | None = None,
+    tree: DraftTree | None = None,
+    revision: str | None = None,
 ) -> Drafter:
     """Opens whatever drafter a folder or a Hub repository holds, on the target's device and in its dtype.
 
     Args:
         location: a local folder or a Hub id: a head of the EAGLE family (EAGLE-1, EAGLE-3, HASS), a P-EAGLE head, a
             PARD model, or any complete language model, of the target's tokenizer or of another one. Tokenizers are
-            looked for beside the weights of both.
+            looked for beside the weights of both. "org/name@revision" names a branch, tag or commit.
         target: the model it is to draft for.
         taps: for heads over several hidden states, indices into the target's `hidden_states` to read instead of those
             the checkpoint names: published formats disagree about what a layer's number means.
         tree: for heads that draft one token after the other, how to draft trees; `None` for chains.
+        revision: of a Hub repository, instead of one named in `location`.
 
     Returns:
         `Eagle`, `ParallelDraft` or `DraftModel`.
@@ -56,7 +63,10 @@ def load_drafter(
     Raises:
         ValueError: if it is no known or supported drafter, was made for another target, or has no use for an option.
     """
+    location = _at_revision(location, revision)
     dialect = recognise(location)
+    if (provenance := Provenance.read(read_config(location), location)) is not None:
+        provenance.check(target, location)
     if tree is not None and dialect.family != "eagle":
         raise ValueError(f"tree={tree}: only heads that draft one token after the other grow trees, not {location}.")
     if dialect.family == "eagle":
@@ -105,6 +115,19 @@ def _kind(location: str, target: PreTrainedModel) -> Any:
     return type(target) if is_same_kind else AutoModelForCausalLM
 
 
+def _at_revision(location: str, revision: str | None) -> str:
+    """A Hub repository at a revision as a local folder; everything else as it is."""
+    if Path(location).is_dir():
+        if revision is not None:
+            raise ValueError(f"revision={revision!r}: {location} is a folder, which has no revisions.")
+        return location
+    name, _, named = location.partition("@")
+    if revision and named and revision != named:
+        raise ValueError(f"{location} and revision={revision!r} name different revisions; give one.")
+    wanted = revision or named
+    return snapshot(name, wanted) if wanted else location
+
+
 def _looks_like_hub_id(location: str) -> bool:
-    parts = location.split("/")
+    parts = location.partition("@")[0].split("/")
     return len(parts) == 2 and all(part and part not in {".", ".."} for part in parts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.demo_model import demo_model_path
+from hf_specdec.demo_model import HUB_ID, MODEL_NAME, demo_model_path
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -54,6 +55,15 @@ def load_model(location: str, dtype: torch.dtype, device: torch.device) -> PreTr
         ValueError: if `location` is no folder or Hub id of one.
     """
     return _open(AutoModelForCausalLM, location, dtype=dtype).to(device).eval()
+
+
+def target_name(model: PreTrainedModel) -> str:
+    """What a model is called wherever it lies: its Hub id, or the name of its folder."""
+    location = str(model.config.name_or_path)
+    if not Path(location).is_dir():
+        return location or type(model).__name__
+    name = Path(location).resolve().name
+    return HUB_ID if name == MODEL_NAME else name
 
 
 def encode(

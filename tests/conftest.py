@@ -7,11 +7,13 @@ import os
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import huggingface_hub.constants
 import pytest
 import torch
 
 import hf_specdec
 from hf_specdec.options import SpeculationOptions
+from tests.hub_server import HubServer
 from tests.models import tiny
 
 
@@ -24,6 +26,22 @@ def _few_threads():
 def llama():
     """An enabled tiny target."""
     return hf_specdec.enable(tiny())
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A Hub that this process uses, with a cache of its own."""
+    with HubServer() as server:
+        constants = huggingface_hub.constants
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", server.token)
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -14,6 +15,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_specdec.checkpoints import Dialect, load_head, recognise
 from hf_specdec.checkpoints import files as reader
+from hf_specdec.checkpoints.write import write_head
+from hf_specdec.heads import EagleHead
+from hf_specdec.training.recipes.heads import head_config, initialise
 from tests import reference_heads as files
 from tests.models import tiny
 
@@ -240,6 +244,61 @@ def test_copies_of_the_targets_ends_are_shared(target, tmp_path):
     assert not head.config.own_embedding and not head.config.own_lm_head
     tensors["embed_tokens.weight"][-1, 0] += 1
     assert load_head(files.write(tmp_path / "other", config, tensors), target).config.own_embedding
+
+
+@torch.no_grad()
+def test_rows_of_the_targets_output_layer_are_shared_if_the_settings_say_so(target, tmp_path):
+    config, tensors = files.eagle3()
+    ids = torch.arange(files.DRAFT) + tensors["d2t"]
+    tensors["lm_head.weight"] = target.lm_head.weight.detach()[ids]
+    own = load_head(files.write(tmp_path / "own", config, tensors), target)
+    del tensors["lm_head.weight"]
+    with pytest.raises(ValueError, match=r"cuts the vocabulary \(d2t\) and lacks lm_head.weight"):
+        load_head(files.write(tmp_path / "silent", config, tensors), target)
+    shared = load_head(files.write(tmp_path / "shared", config | {"shares_lm_head": True}, tensors), target)
+    assert not shared.config.own_lm_head and shared.config.draft_vocab_size == files.DRAFT
+    states = torch.randn(2, 3, files.H, dtype=target.dtype)
+    assert torch.equal(shared.logits(states), own.logits(states))
+    assert torch.equal(shared.to_target(torch.arange(files.DRAFT)), ids)
+    again = copy.copy(shared).bind(target)
+    assert again.bind(target).logits(states).equal(own.logits(states))
+    other = tiny(num_hidden_layers=files.DEPTH, seed=3)
+    assert not copy.copy(shared).bind(other).logits(states).equal(own.logits(states))
+
+
+@torch.no_grad()
+def test_rows_that_are_shared_take_their_bias_along_and_must_be_plain_numbers(target, tmp_path):
+    config, tensors = files.eagle3()
+    del tensors["lm_head.weight"]
+    head = load_head(files.write(tmp_path, config | {"shares_lm_head": True}, tensors), target)
+    biased = copy.deepcopy(target)
+    biased.lm_head.bias = torch.nn.Parameter(torch.randn(files.V, dtype=target.dtype))
+    states = torch.randn(2, files.H, dtype=target.dtype)
+    difference = copy.copy(head).bind(biased).logits(states) - head.logits(states)
+    torch.testing.assert_close(difference, biased.lm_head.bias[head.draft_ids].expand(2, -1))
+    whole = torch.nn.Module()
+    whole.weight = torch.zeros(files.V, files.H, dtype=torch.int8)
+    biased.set_output_embeddings(whole)
+    with pytest.raises(ValueError, match="own_lm_head=True"):
+        copy.copy(head).bind(biased)
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_before_residual": True, "fc_norm": True}, {"norm_before_fc": True}])
+def test_what_is_written_opens_as_it_was(changes, target, tmp_path):
+    ids = torch.arange(0, files.V, 2)
+    for name, mask in (("chain", {}), ("parallel", {"mask_token_id": 5, "num_draft_tokens": 4})):
+        config = head_config(target, len(ids), 2 if mask else 1, **changes, **mask)
+        head = initialise(EagleHead(config), target, ids)
+        with torch.no_grad():
+            for weight in head.parameters():
+                weight.copy_(torch.randn_like(weight))
+        (tmp_path / name).mkdir()
+        write_head(head, tmp_path / name, torch.float32)
+        found = load_head(str(tmp_path / name), target)
+        assert found.config == head.config
+        assert all(torch.equal(x, found.state_dict()[key].to(x)) for key, x in head.state_dict().items())
+    with pytest.raises(ValueError, match="EAGLE-1 are read, not written"):
+        write_head(load_head(files.write(tmp_path / "old", *files.eagle1()), target), tmp_path)
 
 
 def test_speculators_say_how_far_to_draft(target, tmp_path):

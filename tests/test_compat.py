@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import logging
@@ -11,8 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -34,6 +31,7 @@ from hf_specdec.checks.show import show
 from hf_specdec.cli import main
 from hf_specdec.vocabulary import tokenizer_fingerprint
 from tests import reference_heads as heads
+from tests.hub_server import HubServer
 from tests.models import jittered, prompts, tiny
 from tests.test_bad_input import word_tokenizer
 from tests.tokenizers_for_tests import TEMPLATE, save_tiny, trained_tokenizer
@@ -543,62 +541,18 @@ def test_a_pair_with_errors_is_not_measured(base, tmp_path):
 # --- the Hub ----------------------------------------------------------------------------------------------
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub as is needed: files with ranges, and that there is nothing else."""
-
-    folder: Path
-    served: dict[str, int]
-
-    def do_HEAD(self):
-        self._answer(with_body=False)
-
-    def do_GET(self):
-        self._answer(with_body=True)
-
-    def _answer(self, with_body):
-        match = re.fullmatch(r"/org/(\w+)/resolve/\w+/(.+)", self.path)
-        path = self.folder.joinpath(*match.groups()) if match else None
-        if path is None or not path.is_file():
-            body = b"{}" if self.path.startswith("/api/models/org/") and self.path.count("/") == 4 else None
-            self.send_response(404 if body is None else 200)
-            self.send_header("X-Error-Code", "EntryNotFound")
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
-            return
-        body, status = path.read_bytes(), 200
-        if (asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")) is not None:
-            body, status = body[int(asked[1]) : int(asked[2]) + 1], 206
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{hashlib.sha256(path.read_bytes()).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "c" * 40)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-            self.served[path.name] = self.served.get(path.name, 0) + len(body)
-
-    def log_message(self, *_):
-        pass
-
-
 def test_hub_ids_are_checked_without_fetching_weights(base, tmp_path):
     pair = Pair(base, tmp_path)
     pair.settings("drafter", max_position_embeddings=128)
-    handler = type("Handler", (Hub,), {"folder": tmp_path, "served": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    known = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "home")}
-    environment = {**os.environ, **known, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "hf_specdec.cli", "check", "org/target", "org/drafter", "--json"]
-    try:
+    with HubServer() as hub:
+        for name in ("target", "drafter"):
+            hub.add(f"org/{name}", tmp_path / name)
+        environment = {**os.environ, **hub.environment(tmp_path / "home")}
+        command = [sys.executable, "-m", "hf_specdec.cli", "check", "org/target", "org/drafter", "--json"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    finally:
-        server.shutdown()
-        server.server_close()
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     expected = check(str(pair.target), str(pair.drafter)).to_dict()
     assert document["level"] == "warning" and document["findings"] == expected["findings"]
     assert document["bill"]["drafter_weights"] == expected["bill"]["drafter_weights"]
-    assert handler.served["model.safetensors"] < 10_000 < (pair.target / "model.safetensors").stat().st_size
+    assert hub.served["model.safetensors"] < 10_000 < (pair.target / "model.safetensors").stat().st_size

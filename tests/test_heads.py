@@ -232,7 +232,6 @@ def test_a_window_hides_what_is_further_back():
         ({"head_dim": 7}, "odd"),
         ({"hidden_size": 0}, "positive"),
         ({"draft_vocab_size": 65}, "larger"),
-        ({"draft_vocab_size": 40, "own_lm_head": False}, "own_lm_head"),
         ({"taps": ()}, "needs taps"),
         ({"taps": (3, 2)}, "ascend"),
         ({"has_fc": False}, "one tap"),

@@ -11,9 +11,10 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions"],
     ["chains", "paths", "history", "recycling"],
     ["host", "trees"],
+    ["fingerprints", "provenance"],
     ["heads.eagle", "heads"],
     ["state", "slots", "halves", "cached_model", "request"],
     ["verify", "scorer"],
@@ -27,14 +28,22 @@ LAYERS = [
     ["drafters.scheduled", "drafters.auto", "drafters"],
     ["checkpoints.headers", "checkpoints.files", "checkpoints.tokenizers"],
     ["checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
-    ["checkpoints.translate", "checkpoints.load", "checkpoints"],
+    ["checkpoints.translate", "checkpoints.load", "checkpoints.write", "checkpoints"],
     ["loop", "candidates", "hub"],
     ["demo_model", "loading"],
     ["checks", "checks.findings", "checks.sides", "checks.tokenizers", "checks.shapes", "checks.memory", "checks.pair"],
     ["generation"],
     ["checks.measure", "checks.compat"],
+    ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
     [""],
     ["checks.report", "checks.bench", "checks.show", "demo"],
+    ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
+    ["training.losses", "training.features"],
+    ["training.recipes.base", "training.recipes.conditional_drop", "training.recipes.heads"],
+    ["training.recipes.students", "training.recipes.eagle3", "training.recipes.p_eagle"],
+    ["training.recipes.pard", "training.recipes.draft", "training.recipes"],
+    ["training.options", "training.evaluate", "training.curves", "training.checkpoint"],
+    ["training.loop", "training.console"],
     ["cli"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]

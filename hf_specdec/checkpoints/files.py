@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -138,6 +139,20 @@ def fetch(location: str, name: str) -> Path | None:
         raise ValueError(f"{location} could not be opened: {error}") from error
 
 
+def snapshot(location: str, revision: str) -> str:
+    """A Hub repository as it was at a revision, in a folder of the cache.
+
+    Raises:
+        ValueError: if the repository cannot be reached, or has no such revision.
+    """
+    try:
+        return snapshot_download(
+            location, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.bin", "*.jinja"]
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{location} could not be opened at revision {revision!r}: {error}") from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -174,12 +189,23 @@ def _is_plain(name: Any, value: Any) -> bool:
     return is_tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
+def _refuse_unpacking(path: Path) -> None:
+    """Raises `ValueError` for an archive that grows when it is unpacked: tensors are stored as they are."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise ValueError(f"{path} would unpack to {unpacked} bytes, more than it has; it was not opened.")
+
+
 def _tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
+    _refuse_unpacking(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -124,11 +124,9 @@ def translate(
     _refuse_options(source)
     _check_target(source, target)
     has_own_head = source.has("lm_head.weight")
-    num_ids = source.shape("lm_head.weight")[0] if has_own_head else target.vocab_size
+    num_ids = source.shape("lm_head.weight")[0] if has_own_head else _num_shared_ids(source, target)
     weights = {name: value for name, (_, value) in source.found.items()}
     offsets, members = weights.pop("d2t", None), weights.pop("t2d", None)
-    if not has_own_head and any(ids is not None and len(ids) != num_ids for ids in (offsets, members)):
-        raise ValueError(f"{location} cuts the vocabulary (d2t) and lacks lm_head.weight.")
     weights["draft_ids"] = draft_ids(offsets, members, num_ids, target.vocab_size, location)
     if "mask_hidden" in weights:
         weights["mask_hidden"] = weights["mask_hidden"].flatten()
@@ -140,6 +138,17 @@ def translate(
         raise ValueError(f"{location}: {error}") from error
     origins = {name: original for name, (original, _) in source.found.items()}
     return Translation(dialect.name, head, weights, origins)
+
+
+def _num_shared_ids(source: _Source, target: TargetShape) -> int:
+    """Ids of a head without an output layer: the target's, or those it says it shares the target's rows of."""
+    shares_rows = source.flag("shares_lm_head")
+    if shares_rows and source.has("d2t"):
+        return len(source.found["d2t"][1])
+    lengths = {len(source.found[name][1]) for name in ("d2t", "t2d") if source.has(name)}
+    if lengths - {target.vocab_size}:
+        raise ValueError(f"{source.location} cuts the vocabulary (d2t) and lacks lm_head.weight.")
+    return target.vocab_size
 
 
 def _refuse_options(source: _Source) -> None:
@@ -280,7 +289,7 @@ def _mask(source: _Source) -> int | None:
 
 def _num_draft_tokens(source: _Source) -> int | None:
     methods = (source.config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return methods[0].get("speculative_tokens")
+    return methods[0].get("speculative_tokens") or source.config.get("num_draft_tokens")
 
 
 def _rope(source: _Source) -> dict[str, Any]:

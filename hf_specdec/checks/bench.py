@@ -10,7 +10,6 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -25,13 +24,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, PromptLookup, Suffix, TokenRecycling
+from hf_specdec import Auto, DraftModel, DraftTree, PromptLookup, Suffix, TokenRecycling, load_drafter
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, Batch, Run, Turn, first_difference, summary, table
 from hf_specdec.loading import Chat, encode, load_model, load_target
 from hf_specdec.options import check_count
 from hf_specdec.stats import SpecStats
+from hf_specdec.versions import commit
 
 TURNS = ("first", "all")
+_TREE = DraftTree(depth=5, top_k=4, total_tokens=16)
 _WARM_UP_TOKENS = 16
 
 # What a variant adds to the arguments of `generate`. A name that ends in "=" is followed by a folder or Hub id, that of
@@ -49,6 +50,9 @@ VARIANTS: dict[str, Builder] = {
     "token-recycling=": lambda target, nodes: {"assistant": TokenRecycling(int(nodes))},
     "auto": lambda target, folder: {"assistant": Auto()},
     "draft-model=": lambda target, folder: {"assistant": DraftModel(load_model(folder, target.dtype, target.device))},
+    "drafter=": lambda target, folder: {"assistant": load_drafter(folder, target)},
+    "drafter-tree=": lambda target, folder: {"assistant": load_drafter(folder, target, tree=_TREE)},
+    "auto=": lambda target, folder: {"assistant": Auto([Suffix(), TokenRecycling(), load_drafter(folder, target)])},
 }
 
 
@@ -372,7 +376,7 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
     accelerated = model.device.type == "cuda"
     return {
         "hf_specdec": hf_specdec.__version__,
-        "commit": _commit(),
+        "commit": commit(),
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -476,19 +480,3 @@ def _cpu() -> str:
         return platform.processor()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
-
-
-def _commit() -> str | None:
-    """The commit of this checkout, "-dirty" behind it if files differ; `None` for an installed package."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], check=True, capture_output=True)
-        described = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return described.stdout.strip()

@@ -7,6 +7,8 @@ from typing import Any
 from hf_specdec import host
 from hf_specdec.checks.findings import Finding
 from hf_specdec.checks.sides import HEADS, Side
+from hf_specdec.fingerprints import TargetFingerprint
+from hf_specdec.provenance import Provenance
 from hf_specdec.vocabulary import tokenizer_fingerprint
 
 _TARGETS = ("target_model_name_or_path", "target_model_name", "target_model")
@@ -82,6 +84,14 @@ def made_for(target: Side, drafter: Side) -> Finding | None:
                 speed="drafted ids would mean something else to the target",
                 advice="use the target it was made for, or another drafter",
             )
+    if (difference := _other_target(target, drafter)) is not None:
+        return Finding(
+            "trained for",
+            "error",
+            f"the drafter was made for {name}, and the target is another model: {difference}",
+            speed="it would draft what this target does not say",
+            advice="use the target it was made for, or train a drafter for this one",
+        )
     if name is None:
         is_head = drafter.kind in HEADS
         return (
@@ -114,9 +124,19 @@ def _is_of(drafter: Side, fingerprint: str) -> bool:
     return is_model and tokenizer_fingerprint(drafter.tokenizer) == fingerprint
 
 
+def _other_target(target: Side, drafter: Side) -> str | None:
+    """How the target differs from the one whose fingerprint the drafter records; `None` if it does not."""
+    provenance = Provenance.read(drafter.settings, drafter.name)
+    if provenance is None or target.model is None:
+        return None
+    return provenance.target_fingerprint.difference(TargetFingerprint.of(target.model))
+
+
 def _recorded(drafter: Side) -> tuple[str | None, str | None, str | None]:
     """Name, revision and tokenizer fingerprint of the target, where they are recorded."""
     settings = drafter.settings
+    if (ours := Provenance.read(settings, drafter.name)) is not None:
+        return ours.target, ours.target_revision, ours.tokenizer_fingerprint
     keys = (*_TARGETS, *_BASES) if drafter.kind in HEADS else _TARGETS
     verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
     name = verifier.get("name_or_path") or next((settings[key] for key in keys if settings.get(key)), None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -230,6 +232,57 @@ class Drafter(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _experience=WeakKeyDictionary())
+
+
+# Saves, publishes and opens drafters: filled by the package, as files are not the drafters' business.
+FILES: dict[str, Callable[..., Any]] = {}
+
+
+class WeightedDrafter(Drafter):
+    """A drafter with weights of its own, which can be saved, published and opened again."""
+
+    def save_pretrained(self, folder: str | Path, target: PreTrainedModel, **facts: Any) -> Path:
+        """Writes settings and weights into a folder, with where they come from.
+
+        Args:
+            folder: is made if it does not exist; appears whole.
+            target: the model it drafts for. What the drafter shares with it is not written.
+            facts: for the record: `tokenizer` (the target's), `recipe` and `data` (dictionaries), `name` (the target's
+                Hub id, if it was opened from a folder of another name).
+
+        Raises:
+            ValueError: if the drafter does not fit the target.
+        """
+        return FILES["save"](self, folder, target, **facts)
+
+    def push_to_hub(self, repo_id: str, target: PreTrainedModel, **options: Any) -> str:
+        """Publishes the drafter with a model card that says what is known about it.
+
+        Args:
+            repo_id: such as "org/name".
+            target: the model it drafts for.
+            options: `license` for the card; `private`, `token`, `revision` and `message` for the Hub; and the facts of
+                `save_pretrained`.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ValueError: if the drafter does not fit the target, or the Hub refuses.
+        """
+        return FILES["push"](self, repo_id, target, **options)
+
+    @classmethod
+    def from_pretrained(cls, location: str | Path, target: PreTrainedModel, **options: Any) -> Any:
+        """Opens a folder or a Hub repository, as `load_drafter` does, if it holds a drafter of this kind.
+
+        Raises:
+            ValueError: if it holds another kind or none, or a drafter for another target.
+        """
+        found = FILES["load"](str(location), target, **options)
+        if not isinstance(found, cls):
+            raise ValueError(f"{location} holds {type(found).__name__}, not {cls.__name__}; load_drafter opens any.")
+        return found
 
 
 def checked(draft: Draft, limits: list[int], vocabulary: int) -> Draft:

@@ -15,7 +15,7 @@ from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel, CompiledPasses
 from hf_specdec.drafters import encoder_decoder
-from hf_specdec.drafters.base import Compilation, DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.base import Compilation, DraftContext, DraftSession, WeightedDrafter
 from hf_specdec.drafters.cross_vocabulary import METHODS, STRINGS, TOKENS, Choice, CrossVocabularySession, SharedTokens
 from hf_specdec.drafters.drawing import Drawing, chain
 from hf_specdec.drafters.translation import Translation, refuse_tokenizer, translation_between
@@ -31,7 +31,7 @@ _SHOW_BOTH = (
 )
 
 
-class DraftModel(Drafter):
+class DraftModel(WeightedDrafter):
     """Drafts with a smaller language model, of the target's tokenizer or of another one.
 
     Under sampling it draws from its own law after the call's temperature, top-k, top-p and min-p (and the

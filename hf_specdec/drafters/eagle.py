@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec.accept import Draft
-from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.base import DraftContext, DraftSession, WeightedDrafter
 from hf_specdec.drafters.drawing import chain
 from hf_specdec.drafters.head_reader import HeadSession, refuse_target
 from hf_specdec.heads import EagleHead
@@ -42,7 +42,7 @@ class DraftTree:
             check_count(name, getattr(self, name))
 
 
-class Eagle(Drafter):
+class Eagle(WeightedDrafter):
     """Drafts with a head over the target's hidden states: EAGLE-1, 2 and 3 and HASS, as chains or trees.
 
     Chains are drawn from the head's own law when the call samples, after the call's stateless processors, and exactly

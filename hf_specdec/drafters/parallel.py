@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
-from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.base import DraftContext, DraftSession, WeightedDrafter
 from hf_specdec.drafters.draft_model import SharedVocabulary, refuse_unknown_vocabulary
 from hf_specdec.drafters.drawing import Drawing, chain
 from hf_specdec.drafters.head_reader import HeadSession, refuse_target
@@ -27,7 +27,7 @@ _SHOW_ONE = (
 )
 
 
-class ParallelDraft(Drafter):
+class ParallelDraft(WeightedDrafter):
     """Drafts several tokens in one pass: a P-EAGLE head (arXiv 2602.01469) or a PARD model (arXiv 2504.18583).
 
     When the call samples, every token is drawn from its own law given the text alone, and that law is reported.

@@ -72,7 +72,8 @@ class EagleConfig:
         final_norm: whether states are normalised before the output layer.
         norm_output: whether states are fed back after the final norm, not before.
         own_embedding: whether the head has embeddings of its own; else the target's are bound.
-        own_lm_head: whether the head has an output layer of its own; else the target's is bound.
+        own_lm_head: whether the head has an output layer of its own; else the target's is bound, or the rows of it that
+            belong to a cut vocabulary.
         mask_token_id: the id that stands for tokens not known yet; set for heads that draft in parallel, which also
             hold `mask_hidden` in place of their taps.
         num_draft_tokens: how far to draft by default, if the head was published with a length.
@@ -118,7 +119,6 @@ class EagleConfig:
         _require(self.num_heads % self.num_kv_heads == 0, f"{self.num_heads} heads on {self.num_kv_heads} for keys")
         _require(self.head_dim % 2 == 0, f"head_dim={self.head_dim} is odd")
         _require(self.draft_vocab_size <= self.vocab_size, "draft_vocab_size is larger than vocab_size")
-        _require(self.own_lm_head or self.draft_vocab_size == self.vocab_size, "a cut vocabulary needs own_lm_head")
         _require(self.own_lm_head or self.hidden_size == self.target_hidden_size, "another width needs own_lm_head")
         _require(self.final_norm or not self.norm_output, "norm_output=True needs final_norm=True")
         self._check_rope()
@@ -216,7 +216,7 @@ class EagleHead(nn.Module):
         self.register_buffer("draft_ids", ids)
         # In tuples, so that what belongs to the target is neither registered nor saved.
         self._bound_embedding: tuple[nn.Module, ...] = ()
-        self._bound_lm_head: tuple[nn.Module, ...] = ()
+        self._bound_lm_head: tuple[Any, ...] = ()
         for weight in self.parameters():
             nn.init.constant_(weight, math.nan)
 
@@ -262,8 +262,32 @@ class EagleHead(nn.Module):
                 )
             self._bound_embedding = (embedding,)
         if not config.own_lm_head:
-            self._bound_lm_head = (target.get_output_embeddings(),)
+            self._bind_lm_head(target.get_output_embeddings())
         return self
+
+    def _bind_lm_head(self, layer: Any) -> None:
+        """The target's output layer; of a cut vocabulary a copy of its rows, made once for all calls."""
+        if self.config.draft_vocab_size == self.config.vocab_size:
+            self._bound_lm_head = (layer,)
+        elif not self._is_bound_to_rows_of(layer):
+            self._bound_lm_head = (layer, *self._rows_of(layer))
+
+    def _is_bound_to_rows_of(self, layer: Any) -> bool:
+        if not self._bound_lm_head or self._bound_lm_head[0] is not layer:
+            return False
+        rows = self._bound_lm_head[1]
+        return rows.device == self.device and rows.dtype == self.dtype
+
+    def _rows_of(self, layer: Any) -> tuple[Tensor, Tensor | None]:
+        weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 2:
+            raise ValueError(
+                "The head shares some rows of the target's output layer, which stores none as plain numbers "
+                f"({type(layer).__name__}); use a head with own_lm_head=True."
+            )
+        ids = self.draft_ids.to(weight.device)
+        rows = weight.detach()[ids].to(self.device, self.dtype)
+        return rows, None if bias is None else bias.detach()[ids].to(self.device, self.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is lent belongs to the target: a copy, or what was stored, is bound when its first call begins.
@@ -317,7 +341,7 @@ class EagleHead(nn.Module):
         Raises:
             ValueError: if the head shares embeddings with a target and is not bound to one.
         """
-        embeds = self._embed(tokens) if self.config.reads_tokens else None
+        embeds = self.embed(tokens) if self.config.reads_tokens else None
         if self.config.kind == "eagle":
             assert self.fc is not None and embeds is not None
             hidden, embeds = self.fc(torch.cat([embeds, hidden], dim=-1)), None
@@ -326,7 +350,12 @@ class EagleHead(nn.Module):
             hidden = layer(hidden, embeds, rotation, mask, cache)
         return hidden
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the head reads of tokens, ids of the target: (...) -> (..., H).
+
+        Raises:
+            ValueError: if the head shares the target's embeddings and is not bound to one.
+        """
         if self.embed_tokens is not None:
             embeds = self.embed_tokens(tokens)
         elif self._bound_embedding:
@@ -352,6 +381,8 @@ class EagleHead(nn.Module):
             return self.lm_head(states)
         if not self._bound_lm_head:
             raise ValueError("The head shares the target's output layer; call head.bind(target) first.")
+        if len(self._bound_lm_head) > 1:
+            return functional.linear(states, *self._bound_lm_head[1:])
         return self._bound_lm_head[0](states)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
@@ -412,8 +443,8 @@ class Attention(nn.Module):
     def forward(
         self, source: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        queries = _rotated(self._heads(self.q_proj, source, self.q_norm), rotation)
-        keys = _rotated(self._heads(self.k_proj, source, self.k_norm), rotation)
+        queries = rotated(self._heads(self.q_proj, source, self.q_norm), rotation)
+        keys = rotated(self._heads(self.k_proj, source, self.k_norm), rotation)
         values = self._heads(self.v_proj, source, None)
         if cache is not None:
             keys, values = cache.update(keys, values, self.index)
@@ -488,7 +519,7 @@ class Rotary(nn.Module):
         return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
 
 
-def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turns the first D dimensions of every head, dimension i with i + D / 2; (A, heads, W, head_dim)."""
     cos, sin = rotation
     turned, kept = heads.tensor_split([cos.shape[-1]], dim=-1)

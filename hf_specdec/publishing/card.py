@@ -1,0 +1,224 @@
+"""The model card of a drafter, written from recorded facts only: what no file says, the card does not say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from hf_specdec.checkpoints import files
+from hf_specdec.provenance import Provenance
+
+CARD_NAME = "README.md"
+MARK = "<!-- Written by hf-specdec from recorded facts. -->"
+
+_TITLES = {
+    "eagle": "an EAGLE head",
+    "eagle3": "an EAGLE-3 head, which drafts from the target's hidden states, as chains or trees",
+    "p-eagle": "a P-EAGLE head, which drafts all tokens of a round in one pass over the target's hidden states",
+    "pard": "a PARD model, a small language model that drafts all tokens of a round in one pass",
+    "draft": "a small language model that drafts one token after the other",
+}
+
+_USAGE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_specdec
+
+target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("{target}")
+hf_specdec.enable(target)
+
+chat = [{{"role": "user", "content": "Why do people enjoy listening to music?"}}]
+inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+output = target.generate(**inputs, assistant="{drafter}", max_new_tokens=64)
+print(tokenizer.decode(output[0], skip_special_tokens=True))
+print(hf_specdec.last_stats(target))
+"""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the files of a folder say.
+
+    Attributes:
+        provenance: of the weights.
+        training: the record of the training (training.json); empty without one.
+        metrics: its evaluations (metrics.jsonl).
+        benches: documents of `hf-specdec bench` (bench*.json), by file name.
+        checks: reports of `hf-specdec check --json` (check*.json), by file name.
+    """
+
+    provenance: Provenance
+    training: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    benches: dict[str, dict[str, Any]]
+    checks: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, folder: Path) -> Facts:
+        """Reads a folder.
+
+        Raises:
+            ValueError: if its config.json records no provenance, or a file is damaged.
+        """
+        provenance = Provenance.read(files.read_config(str(folder)), str(folder))
+        if provenance is None:
+            raise ValueError(
+                f"{folder}/config.json does not say what the drafter was made for; write it with save_pretrained or "
+                "hf-specdec train, or give the folder a README.md of your own."
+            )
+        training = _json(folder / "training.json") if (folder / "training.json").is_file() else {}
+        log = folder / "metrics.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        benches, checks = (
+            {p.name: _json(p) for p in sorted(folder.glob(name))} for name in ("bench*.json", "check*.json")
+        )
+        return cls(provenance, training, [json.loads(line) for line in lines if line.strip()], benches, checks)
+
+
+def write_card(folder: str | Path, repo_id: str, license: str | None = None) -> Path:
+    """Writes README.md into a drafter's folder. One that somebody else has written is left alone.
+
+    Args:
+        folder: with config.json and, as far as they are to be in the card, training.json, metrics.jsonl, bench*.json
+            and check*.json.
+        repo_id: under which the drafter will be found.
+        license: an id the Hub knows, such as "apache-2.0"; that of the card that is there by default.
+
+    Returns:
+        The card's path.
+
+    Raises:
+        ValueError: if config.json records no provenance, or a file is damaged.
+    """
+    path = Path(folder) / CARD_NAME
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if before and MARK not in before:
+        return path
+    if license is None and before:
+        license = ModelCard(before, ignore_metadata_errors=True).data.get("license")
+    facts = Facts.of(Path(folder))
+    metadata = _metadata(facts, license).to_yaml()
+    text = f"---\n{metadata}\n---\n\n{MARK}\n\n" + "\n".join(_sections(facts, repo_id))
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def usage(facts: Facts, repo_id: str) -> str:
+    """The snippet a user pastes."""
+    return _USAGE.format(target=facts.provenance.target, drafter=repo_id)
+
+
+def _metadata(facts: Facts, license: str | None) -> ModelCardData:
+    provenance = facts.provenance
+    prompts = (provenance.data.get("settings") or {}).get("prompts") or ""
+    return ModelCardData(
+        license=license,
+        library_name="hf_specdec",
+        pipeline_tag="text-generation",
+        base_model=provenance.target if "/" in provenance.target else None,
+        datasets=[prompts.removeprefix("hub:")] if prompts.startswith("hub:") else None,
+        metrics=["mean_acceptance_length", "speedup"] if facts.benches else None,
+        tags=["speculative-decoding", "draft-model", provenance.kind],
+    )
+
+
+def _sections(facts: Facts, repo_id: str) -> list[str]:
+    provenance = facts.provenance
+    revision = f" (revision `{provenance.target_revision}`)" if provenance.target_revision else ""
+    text = [
+        f"# {repo_id.split('/')[-1]}",
+        "",
+        f"This is {_TITLES.get(provenance.kind, provenance.kind)}. It drafts for `{provenance.target}`{revision} and "
+        "leaves what that says as it is: greedy output is the target's own, sampled output has the target's own "
+        "distribution.",
+        "",
+        "```python",
+        usage(facts, repo_id).rstrip(),
+        "```",
+        "",
+    ]
+    for document in facts.benches.values():
+        text += _bench_section(document)
+    text += _training_section(facts)
+    for report in facts.checks.values():
+        text += _check_section(report)
+    text += ["## Made with", "", ", ".join(f"{name} {value}" for name, value in provenance.versions.items()), ""]
+    if provenance.commit:
+        text += [f"Commit `{provenance.commit}` of hf_specdec.", ""]
+    return text
+
+
+def _bench_section(document: dict[str, Any]) -> list[str]:
+    options, where = document["options"], document["environment"]
+    asked = next(iter(document["variants"].values()))["total"]["questions"]
+    text = [
+        "## Measured",
+        "",
+        f"{asked} questions of `{options['questions']}`, temperature {options['temperature']:g}, at most "
+        f"{options['max_new_tokens']} new tokens, batch size {options['batch_size']}, {where['dtype']} on "
+        f"{where['cpu'] if where['device'] == 'cpu' else where['device']} ({where['threads']} threads), torch "
+        f"{where['torch']}, transformers {where['transformers']}.",
+        "",
+        "| | tokens per target pass | speed-up over plain generation | identical answers |",
+        "|---|---|---|---|",
+    ]
+    for name, figures in document["variants"].items():
+        total, mean = figures["total"], figures["geometric_mean"]
+        identical = "" if total["identical"] is None else f"{total['identical']} of {total['questions']}"
+        length = f"{total['mean_acceptance_length']:.2f}"
+        text.append(f"| {_short(name)} | {length} | {mean['speedup']:.2f} | {identical} |")
+    return [*text, "", "Speed-ups are geometric means over the categories of questions.", ""]
+
+
+def _short(name: str) -> str:
+    """A variant's name without the folders of its drafter."""
+    kind, equals, location = name.partition("=")
+    return kind + equals + Path(location).name if equals else kind
+
+
+def _training_section(facts: Facts) -> list[str]:
+    recipe = facts.provenance.recipe or facts.training.get("recipe") or {}
+    data = facts.provenance.data or facts.training.get("data") or {}
+    text = []
+    if recipe:
+        text += [", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in recipe.items()) + ".", ""]
+    if counts := data.get("counts"):
+        sources = ", ".join(f"{count} from {name!r}" for name, count in counts.get("by_source", {}).items())
+        text += [
+            f"Data: {counts['examples']} answers of the target itself with {counts['answer_tokens']} tokens, "
+            f"{counts['greedy']} of them greedy; prompts {sources} ('self': written by the target).",
+            "",
+        ]
+    if facts.metrics:
+        best = max(facts.metrics, key=lambda line: line["acceptance_length"])
+        positions = ", ".join(f"{value:.3f}" for value in best["acceptance_by_position"] if value is not None)
+        text += [
+            f"Held-out acceptance length {best['acceptance_length']:.3f} after {best['answer_tokens']} answer tokens "
+            f"(step {best['step']}); by position, given that all before it were accepted: {positions}.",
+            "",
+        ]
+    if text and facts.training.get("progress"):
+        text += [f"Trained for {facts.training['progress']['seconds'] / 3600:.1f} hours.", ""]
+    return ["## Training", "", *text] if text else []
+
+
+def _check_section(report: dict[str, Any]) -> list[str]:
+    lines = [f"- {found['level']}: {found['topic']}: {found['found']}" for found in report["findings"]]
+    return ["## Checked", "", f"`hf-specdec check` says: {report['level']}.", "", *lines, ""]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}; an object was expected.")
+    return found

@@ -1,0 +1,283 @@
+"""`hf-specdec data`: prompts, answered by the target itself, as a folder of training data.
+
+The work is done in rounds of one batch, one shard each. What a round does follows from the seed and the shards before
+it, so a run that is killed goes on where the last whole shard ends.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from hf_specdec.fingerprints import TargetFingerprint
+from hf_specdec.loading import load_target, target_name
+from hf_specdec.options import check_count
+from hf_specdec.training.examples import (
+    RECORD_NAME,
+    Example,
+    read_examples,
+    read_record,
+    shard_paths,
+    write_record,
+    write_shard,
+)
+from hf_specdec.training.prompts import HUB_PREFIX, Chat, HeldOut, PromptWriter, normalised, read_prompts
+from hf_specdec.training.themes import THEMES, read_themes
+from hf_specdec.training.writing import write
+from hf_specdec.vocabulary import tokenizer_fingerprint
+
+_SHARE_GREEDY = 0.5
+_TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
+_MAX_PROMPT_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What training data to make.
+
+    Args:
+        target: a folder or Hub id; `None` is the embedded demo model.
+        output: the data folder; if it holds data already, they grow.
+        tokens: answer tokens wanted in all.
+        prompts: a file of JSON lines, or `hub:NAME`; `None`: the target writes all prompts itself.
+        self_written: share of the prompts that the target writes itself; by default all, with `prompts` none.
+        themes: a file of JSON lines, see `read_themes`; `None` takes those of the package.
+        held_out: a file of evaluation prompts that must not be trained on.
+        batch_size: texts written together.
+        max_new_tokens: where answers are cut.
+        seed: of all that is drawn.
+        dtype: "bfloat16", "float32" or "float16".
+        device: such as "cpu" or "cuda"; `None` is the accelerator if there is one.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    target: str | None
+    output: Path
+    tokens: int = 1_000_000
+    prompts: str | None = None
+    self_written: float | None = None
+    themes: Path | None = None
+    held_out: Path | None = None
+    batch_size: int = 64
+    max_new_tokens: int = 320
+    seed: int = 0
+    dtype: str = "bfloat16"
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "batch_size", "max_new_tokens"):
+            check_count(name, getattr(self, name))
+        if self.self_written is not None and not 0 <= self.self_written <= 1:
+            raise ValueError(f"self_written={self.self_written} must be between 0 and 1.")
+        if self.prompts is None and self.self_written not in (None, 1):
+            raise ValueError(f"self_written={self.self_written} needs --prompts for the other share.")
+
+    @property
+    def share_written(self) -> float:
+        """The share of the prompts that the target writes itself."""
+        if self.self_written is not None:
+            return self.self_written
+        return 1.0 if self.prompts is None else 0.0
+
+
+def make_data(options: DataOptions, console: Console | None = None) -> dict[str, Any]:
+    """Makes a folder of training data, or goes on with one.
+
+    Args:
+        options: what to make.
+        console: where progress is shown; standard error by default.
+
+    Returns:
+        The record that is in `data.json` too.
+
+    Raises:
+        ValueError: if a file cannot be read, the folder holds data of another target, or there is nothing to ask.
+    """
+    console = console or Console(stderr=True)
+    model, tokenizer = load_target(options.target, options.dtype, options.device)
+    maker = DataMaker(options, model, tokenizer)
+    return maker.run(console)
+
+
+class DataMaker:
+    """A target at work on a data folder."""
+
+    def __init__(self, options: DataOptions, model: Any, tokenizer: PreTrainedTokenizerBase):
+        self.options, self.model, self.tokenizer = options, model, tokenizer
+        self.ends = end_ids(model, tokenizer)
+        self.held_out = HeldOut(options.held_out)
+        self.writer = None
+        if options.share_written > 0:
+            themes = THEMES if options.themes is None else read_themes(options.themes)
+            self.writer = PromptWriter(model, tokenizer, themes, self.ends, options.batch_size)
+        options.output.mkdir(parents=True, exist_ok=True)
+        self.record = self._opened_record()
+        self.examples = read_examples(options.output) if shard_paths(options.output) else []
+        self.seen = {normalised(self._text(example.prompt)) for example in self.examples}
+        self.given = self._given_prompts()
+        self.num_before = self.num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Answer tokens so far."""
+        return sum(len(example.answer) for example in self.examples)
+
+    def run(self, console: Console) -> dict[str, Any]:
+        """Makes rounds until there are tokens enough, or nothing is left to ask."""
+        start = time.monotonic()
+        while self.num_tokens < self.options.tokens:
+            asked = self._asked(index := len(shard_paths(self.options.output)))
+            if not asked:
+                console.print("All prompts are answered; more data need more prompts, or --self-written.")
+                break
+            answered = self._answered(asked, index)
+            write_shard(self.options.output, index, answered)
+            self.examples += answered
+            self._write_record()
+            console.print(self._progress(time.monotonic() - start), highlight=False)
+        self.held_out.show()
+        return self._write_record()
+
+    def _progress(self, seconds: float) -> str:
+        speed = (self.num_tokens - self.num_before) / seconds
+        left = max(0, self.options.tokens - self.num_tokens) / speed
+        return (
+            f"{len(self.examples)} answers, {self.num_tokens} of {self.options.tokens} tokens, {speed:.0f} tokens/s, "
+            f"{left / 3600:.1f} h left"
+        )
+
+    # --- prompts of a round ---
+
+    def _asked(self, index: int) -> list[Example]:
+        """The round's prompts, as examples without an answer of their own yet."""
+        count, share = self.options.batch_size, self.options.share_written
+        written: list[Example] = []
+        if self.writer is not None:
+            passages = [self._text(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
+            texts = self.writer.write(round(count * share), f"{self.options.seed} {index}", passages)
+            written = list(self._fresh(([{"role": "user", "content": text}] for text in texts), "self"))
+        wanted = round(len(written) * (1 - share) / share) if share > 0 else count
+        given: list[Example] = []
+        while self.given and len(given) < wanted:
+            given.append(self.given.pop())
+        return written + given
+
+    def _fresh(self, chats: Any, source: str) -> Iterator[Example]:
+        """Prompts that were not asked before and are not held out; the answer is a placeholder."""
+        for chat in chats:
+            ids = self._ids(chat)
+            key = normalised(self._text(ids))
+            if key in self.seen or len(ids) > _MAX_PROMPT_TOKENS or self.held_out.refuses(chat[-1]["content"]):
+                continue
+            self.seen.add(key)
+            yield Example(tuple(ids), (0,), 0.0, source, False)
+
+    def _given_prompts(self) -> list[Example]:
+        """The user's prompts that are not answered yet, the next one last."""
+        if self.options.prompts is None or self.options.share_written == 1:
+            return []
+        source = "hub" if self.options.prompts.startswith(HUB_PREFIX) else "file"
+        chats = read_prompts(self.options.prompts)
+        random.Random(self.options.seed).shuffle(chats)
+        fresh = list(self._fresh(chats, source))
+        self.held_out.show()
+        return fresh[::-1]
+
+    def _text(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def _ids(self, chat: Chat) -> list[int]:
+        """A conversation as the target reads it, up to where its answer begins."""
+        if self.tokenizer.chat_template is None:
+            return self.tokenizer("\n\n".join(message["content"] for message in chat))["input_ids"]
+        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    # --- answers of a round ---
+
+    def _answered(self, asked: list[Example], index: int) -> list[Example]:
+        """The round's prompts with answers, in the order they were asked."""
+        chance = random.Random(f"{self.options.seed} {index} answers")
+        generator = torch.Generator().manual_seed(chance.getrandbits(62))
+        heat = [0.0 if chance.random() < _SHARE_GREEDY else chance.choice(_TEMPERATURES) for _ in asked]
+        prompts = [example.prompt for example in asked]
+        texts = write(self.model, prompts, heat, self.options.max_new_tokens, self.ends, generator)
+        return [
+            replace(example, answer=tuple(text.tokens), temperature=temperature, finished=text.finished)
+            for example, text, temperature in zip(asked, texts, heat, strict=True)
+        ]
+
+    # --- the record ---
+
+    def _opened_record(self) -> dict[str, Any]:
+        """What the folder says about itself, or what it will say."""
+        own = {
+            "target": target_name(self.model),
+            "target_fingerprint": TargetFingerprint.of(self.model).to_dict(),
+            "tokenizer_fingerprint": tokenizer_fingerprint(self.tokenizer),
+        }
+        if not (self.options.output / RECORD_NAME).exists() and not shard_paths(self.options.output):
+            write_record(self.options.output, own)  # before there is any answer that might be taken for another's
+            return own
+        found = read_record(self.options.output)
+        made_for = TargetFingerprint.from_dict(found.get("target_fingerprint"))
+        difference = made_for.difference(TargetFingerprint.of(self.model))
+        if found.get("tokenizer_fingerprint") != own["tokenizer_fingerprint"]:
+            difference = "the tokenizer is another one"
+        if difference:
+            raise ValueError(
+                f"{self.options.output} holds answers of {found.get('target')!r}, not of this target: {difference}. "
+                "Give another --output."
+            )
+        return found | {"target": own["target"]}
+
+    def _write_record(self) -> dict[str, Any]:
+        settings = {
+            name: value
+            for name, value in asdict(self.options).items()
+            if name not in {"target", "output", "device", "tokens", "themes", "held_out", "prompts"}
+        }
+        settings |= {"prompts": _name(self.options.prompts), "held_out": _name(self.options.held_out)}
+        sources = [example.source for example in self.examples]
+        counts = {
+            "examples": len(self.examples),
+            "answer_tokens": self.num_tokens,
+            "prompt_tokens": sum(len(example.prompt) for example in self.examples),
+            "greedy": sum(example.temperature == 0 for example in self.examples),
+            "finished": sum(example.finished for example in self.examples),
+            "by_source": {source: sources.count(source) for source in sorted(set(sources))},
+        }
+        self.record |= {"settings": settings, "counts": counts}
+        write_record(self.options.output, self.record)
+        return self.record
+
+
+def end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that end an answer: those of the model's generation config and the tokenizer's own.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    found = frozenset(token for token in [*ids, tokenizer.eos_token_id] if token is not None)
+    if not found:
+        raise ValueError("Neither the target nor its tokenizer names a token that ends a text (eos_token_id).")
+    return found
+
+
+def _name(path: Any) -> str | None:
+    """A file's name without its folders; a data set's id as it is."""
+    if path is None or str(path).startswith(HUB_PREFIX):
+        return path
+    return Path(path).name

@@ -1,0 +1,55 @@
+"""The picture of a training: loss and held-out acceptance against answer tokens seen."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run, one JSON line each; a line cut short by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
+    """Draws the curves of a run.
+
+    Args:
+        metrics: as `read_metrics` reads them; at least one.
+        path: of the picture, whose ending says its format.
+        title: above it.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError('A picture of the curves needs matplotlib: pip install "hf_specdec[train]"') from error
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    seen = [entry["answer_tokens"] / 1e6 for entry in metrics]
+    left.plot(seen, [entry["loss"] for entry in metrics], label="training loss")
+    left.set_ylabel("loss")
+    for position in range(len(metrics[-1]["acceptance_by_position"])):
+        rates = [entry["acceptance_by_position"][position] for entry in metrics]
+        right.plot(seen, rates, label=f"token {position + 1}")
+    right.set_ylabel("held-out acceptance, given those before")
+    for axes in (left, right):
+        axes.set_xlabel("million answer tokens seen")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.suptitle(title)
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        figure.savefig(part, dpi=120)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

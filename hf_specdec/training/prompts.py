@@ -1,0 +1,282 @@
+"""Prompts to train on: written by the target itself, or read from a file or a data set of the Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_specdec.training.examples import show_broken
+from hf_specdec.training.themes import COMPLETE_ABOUT_TEXT, OPEN_ABOUT_TEXT, Theme
+from hf_specdec.training.writing import write
+
+HUB_PREFIX = "hub:"
+
+Chat = list[dict[str, str]]
+
+_PLACE = "HF-SPECDEC-PLACE"
+_MAX_PROMPT_TOKENS = 160  # that the target writes
+_TEMPERATURE, _TOP_P = 0.8, 0.95
+_SHARE_ABOUT_TEXTS = 0.25
+_SHARE_WITHOUT_BEGINNING = 0.25
+_MIN_PASSAGE, _MAX_PASSAGE = 300, 1600  # characters
+_MIN_PROMPT, _MAX_PROMPT = 12, 4000
+_MIN_COMMON = 40  # characters a prompt and an evaluation prompt share when one holds the other
+
+
+# --- written by the target --------------------------------------------------------------------------------
+
+
+@dataclass
+class PromptWriter:
+    """Lets a target write prompts: it continues the open user turn of its own chat template (arXiv 2406.08464).
+
+    Args:
+        model: the target.
+        tokenizer: its tokenizer.
+        themes: what to write about.
+        ends: ids that end a text.
+        batch_size: prompts written together.
+
+    Raises:
+        ValueError: if the tokenizer has no chat template, or the template no open user turn.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    themes: Sequence[Theme]
+    ends: frozenset[int]
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        self.ends = self.ends | user_turn_ends(self.tokenizer)
+        open_turn(self.tokenizer, "")
+
+    def write(self, count: int, seed: str, passages: Sequence[str]) -> list[str]:
+        """Writes up to `count` prompts; junk is dropped.
+
+        Args:
+            count: how many to try.
+            seed: decides everything that is drawn.
+            passages: texts that prompts may be about.
+        """
+        chance = random.Random(seed)
+        generator = torch.Generator().manual_seed(chance.getrandbits(62))
+        usable = [text for text in passages if len(text) >= _MIN_PASSAGE]
+        prompts: list[str] = []
+        openings: list[tuple[str, str]] = []
+        for _ in range(count):
+            is_about_text = usable and chance.random() < _SHARE_ABOUT_TEXTS
+            system, text, is_complete = _about_text(usable, chance) if is_about_text else self._themed(chance)
+            if is_complete:
+                prompts.append(text)
+            else:
+                openings.append((system, text))
+        openings.sort(key=lambda opening: (len(opening[0]) + len(opening[1]), opening))
+        for start in range(0, len(openings), self.batch_size):
+            prompts += self._continued(openings[start : start + self.batch_size], generator)
+        chance.shuffle(prompts)
+        return [prompt for prompt in prompts if not is_junk(prompt)]
+
+    def _themed(self, chance: random.Random) -> tuple[str, str, bool]:
+        theme = chance.choice(self.themes)
+        is_free = not theme.beginnings or chance.random() < _SHARE_WITHOUT_BEGINNING
+        return theme.system, "" if is_free else chance.choice(theme.beginnings), False
+
+    def _continued(self, openings: list[tuple[str, str]], generator: torch.Generator) -> list[str]:
+        """The openings with what the target wrote behind them, where it came to an end."""
+        ids = [self._ids(open_turn(self.tokenizer, system) + text) for system, text in openings]
+        written = write(self.model, ids, [_TEMPERATURE] * len(ids), _MAX_PROMPT_TOKENS, self.ends, generator, _TOP_P)
+        texts = [str(self.tokenizer.decode(w.tokens, skip_special_tokens=True)) for w in written]
+        ended = zip(openings, texts, written, strict=True)
+        return [(beginning + text).strip() for (_, beginning), text, w in ended if w.finished]
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _about_text(passages: Sequence[str], chance: random.Random) -> tuple[str, str, bool]:
+    passage = shortened(chance.choice(passages))
+    is_complete = chance.random() < 0.5
+    return (
+        "",
+        chance.choice(COMPLETE_ABOUT_TEXT if is_complete else OPEN_ABOUT_TEXT).replace("{}", passage),
+        is_complete,
+    )
+
+
+def shortened(text: str) -> str:
+    """A text cut behind a sentence, if it is long."""
+    text = text.strip()
+    if len(text) <= _MAX_PASSAGE:
+        return text
+    end = max(text.rfind(mark, 0, _MAX_PASSAGE) for mark in (". ", ".\n"))
+    return text[: end + 1] if end > 0 else text[:_MAX_PASSAGE]
+
+
+def open_turn(tokenizer: PreTrainedTokenizerBase, system: str) -> str:
+    """A chat template's text up to where the user begins to write.
+
+    Raises:
+        ValueError: if the tokenizer has no chat template, or the template changes what the user writes.
+    """
+    return _around_user_turn(tokenizer, system)[0]
+
+
+def user_turn_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The special token that ends a user's turn, if it is one."""
+    behind = tokenizer(_around_user_turn(tokenizer, "")[1], add_special_tokens=False)["input_ids"][:1]
+    return frozenset(behind) & frozenset(tokenizer.all_special_ids)
+
+
+def _around_user_turn(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[str, str]:
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            "The target's tokenizer has no chat template, so it cannot write prompts itself. Give prompts with "
+            "--prompts, or a tokenizer with a chat template."
+        )
+    chat = [{"role": "system", "content": system}] if system else []
+    text = str(tokenizer.apply_chat_template([*chat, {"role": "user", "content": _PLACE}], tokenize=False))
+    if text.count(_PLACE) != 1:
+        raise ValueError("The chat template does not show the user's message once, so its turn cannot be left open.")
+    before, behind = text.split(_PLACE)
+    return before, behind
+
+
+def is_junk(text: str) -> bool:
+    """Whether a prompt is not worth answering: empty, very short or long, broken or repetitive."""
+    if not _MIN_PROMPT <= len(text) <= _MAX_PROMPT or "\ufffd" in text:
+        return True
+    words = text.lower().split()
+    pieces = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+    if len(pieces) >= 12 and len(set(pieces)) < 0.7 * len(pieces):
+        return True
+    return len(words) < 2 or max(map(len, words)) > 80 or sum(c.isalpha() for c in text) < 0.4 * len(text)
+
+
+# --- given by the user ------------------------------------------------------------------------------------
+
+
+def read_prompts(location: str) -> list[Chat]:
+    """Reads conversations that end with a user's message.
+
+    Args:
+        location: a file of JSON lines with `prompt`, `messages` or `turns`, or `hub:NAME`, a data set of the Hub with
+            such columns. Assistants' last words are cut off: the target answers itself. Of `turns` the first is asked.
+
+    Raises:
+        ValueError: if it cannot be read, or no line holds a prompt.
+    """
+    rows = _hub_rows(location.removeprefix(HUB_PREFIX)) if location.startswith(HUB_PREFIX) else _file_rows(location)
+    chats, broken = [], []
+    for number, row in rows:
+        try:
+            chats.append(_chat(row))
+        except ValueError as error:
+            broken.append(f"line {number}: {error}")
+    show_broken(broken, location)
+    if not chats:
+        raise ValueError(f"{location} holds no prompts; every line needs `prompt`, `messages` or `turns`.")
+    return chats
+
+
+def _file_rows(path: str) -> Iterable[tuple[int, Any]]:
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="replace").split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def _hub_rows(name: str) -> Iterable[tuple[int, Any]]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ValueError(f'Reading {HUB_PREFIX}{name} needs: pip install "hf_specdec[data]"') from error
+    return enumerate(load_dataset(name, split="train", streaming=False), 1)
+
+
+def _chat(row: Any) -> Chat:
+    if isinstance(row, str):
+        row = json.loads(row)
+    if not isinstance(row, dict):
+        raise ValueError("expected an object")
+    if isinstance(row.get("prompt"), str) and row["prompt"].strip():
+        return [{"role": "user", "content": row["prompt"]}]
+    if isinstance(row.get("turns"), list) and row["turns"] and isinstance(row["turns"][0], str):
+        return [{"role": "user", "content": row["turns"][0]}]
+    if isinstance(row.get("messages"), list):
+        return _until_last_user(row["messages"])
+    raise ValueError("there is no `prompt`, `messages` or `turns`")
+
+
+def _until_last_user(messages: list[Any]) -> Chat:
+    chat = []
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise ValueError("a message has a `role` and a `content`")
+        chat.append({"role": message["role"], "content": message["content"]})
+    while chat and chat[-1]["role"] != "user":
+        chat.pop()
+    if not chat:
+        raise ValueError("there is no message of a user")
+    return chat
+
+
+# --- kept out of training ---------------------------------------------------------------------------------
+
+
+@dataclass
+class HeldOut:
+    """Prompts for evaluation, which must not be trained on.
+
+    Args:
+        path: of a file of JSON lines like those of `read_prompts`; `None` holds nothing out. All turns count.
+
+    Attributes:
+        refused: prompts that were found in it.
+    """
+
+    path: str | os.PathLike[str] | None
+    refused: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rows = [] if self.path is None else [json.loads(line) for _, line in _file_rows(str(self.path))]
+        self.texts = {normalised(text) for row in rows for text in _texts(row)} - {""}
+        self.long_texts = [text for text in self.texts if len(text) >= _MIN_COMMON]
+        if self.path is not None and not self.texts:
+            raise ValueError(f"{self.path} holds no prompts; every line needs `prompt`, `messages` or `turns`.")
+
+    def refuses(self, prompt: str) -> bool:
+        """Whether a prompt is one of them, or holds or is held by one."""
+        own = normalised(prompt)
+        is_inside = len(own) >= _MIN_COMMON and any(own in text for text in self.long_texts)
+        if own in self.texts or is_inside or any(text in own for text in self.long_texts):
+            self.refused.append(prompt)
+            return True
+        return False
+
+    def show(self) -> None:
+        """Says on standard error how many prompts were refused since the last time, and the first of them."""
+        if self.refused:
+            shown = "\n".join(f"  {prompt[:100]!r}" for prompt in self.refused[:3])
+            print(f"{len(self.refused)} prompts occur in {self.path} and are left out:\n{shown}", file=sys.stderr)
+            self.refused.clear()
+
+
+def normalised(text: str) -> str:
+    """Lower case, letters and digits only, single blanks: how prompts are compared."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    given = [row.get("prompt"), *(row.get("turns") or [])]
+    given += [m.get("content") for m in row.get("messages") or [] if m.get("role") == "user"]
+    return [text for text in given if isinstance(text, str)]

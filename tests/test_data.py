@@ -1,0 +1,424 @@
+"""Training data: the target's own words, whole shards, nothing that is held out, and the same after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from hf_specdec.cli import main
+from hf_specdec.loading import load_target
+from hf_specdec.training.answers import DataMaker, DataOptions, end_ids, make_data
+from hf_specdec.training.examples import (
+    Example,
+    is_held_out,
+    read_examples,
+    read_record,
+    shard_paths,
+    write_shard,
+)
+from hf_specdec.training.prompts import (
+    HeldOut,
+    PromptWriter,
+    is_junk,
+    open_turn,
+    read_prompts,
+    shortened,
+    user_turn_ends,
+)
+from hf_specdec.training.themes import THEMES, Theme, read_themes
+from hf_specdec.training.writing import write
+from tests.models import tiny
+from tests.tokenizers_for_tests import save_tiny, trained_tokenizer
+
+QUIET = Console(file=open(os.devnull, "w"))  # noqa: SIM115 - as long as the tests run
+
+
+def example(prompt=(3, 4), answer=(5, 2), **changes) -> Example:
+    return Example(
+        **({"prompt": prompt, "answer": answer, "temperature": 0.0, "source": "self", "finished": True} | changes)
+    )
+
+
+# --- folders ----------------------------------------------------------------------------------------------
+
+
+def test_examples_come_back_in_order(tmp_path):
+    written = [example(prompt=(n,), temperature=n / 10, finished=bool(n % 2)) for n in range(1, 9)]
+    for index in (1, 0):
+        write_shard(tmp_path, index, written[4 * index : 4 * index + 4])
+    assert read_examples(tmp_path) == written
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["answers-00000.jsonl", "answers-00001.jsonl"]
+
+
+BROKEN = {
+    "cut": '{"prompt": [3], "ans',
+    "a list": "[1]",
+    "a field less": '{"prompt": [3], "answer": [4], "temperature": 0.0, "source": "self"}',
+    "no answer": '{"prompt": [3], "answer": [], "temperature": 0.0, "source": "self", "finished": true}',
+    "a word": '{"prompt": ["x"], "answer": [4], "temperature": 0.0, "source": "self", "finished": true}',
+    "a truth": '{"prompt": [true], "answer": [4], "temperature": 0.0, "source": "self", "finished": true}',
+    "cold": '{"prompt": [3], "answer": [4], "temperature": -1, "source": "self", "finished": true}',
+    "nobody's": '{"prompt": [3], "answer": [4], "temperature": 0.0, "source": "me", "finished": true}',
+    "perhaps": '{"prompt": [3], "answer": [4], "temperature": 0.0, "source": "self", "finished": 1}',
+}
+
+
+@pytest.mark.parametrize("line", BROKEN.values(), ids=BROKEN)
+def test_broken_lines_are_shown_and_the_rest_is_kept(line, tmp_path, capsys):
+    path = write_shard(tmp_path, 0, [example(), example(prompt=(7,))])
+    whole = path.read_text().splitlines()
+    path.write_text(f"{whole[0]}\n{line}\n{whole[1]}\n")
+    assert read_examples(tmp_path) == [example(), example(prompt=(7,))]
+    said = capsys.readouterr().err
+    assert "1 broken lines are left out" in said and "answers-00000.jsonl, line 2" in said
+
+
+def test_folders_without_data_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no answers.*hf-specdec data"):
+        read_examples(tmp_path)
+    with pytest.raises(ValueError, match=r"data\.json cannot be read"):
+        read_record(tmp_path)
+
+
+def test_growing_data_never_move_between_training_and_evaluation():
+    examples = [example(prompt=(n, n + 1)) for n in range(4000)]
+    chosen = [is_held_out(one, 0.1) for one in examples]
+    # Binomial: 400 expected, standard deviation 19; further away than 7 of them less than once in 10^11.
+    assert 267 < sum(chosen) < 533
+    assert chosen[:10] == [is_held_out(one, 0.1) for one in examples[:10]]
+    assert all(is_held_out(one, 0.2) for one in examples if is_held_out(one, 0.1))
+    assert is_held_out(examples[0], 0.1) == is_held_out(example(prompt=(0, 1), answer=(9,), temperature=1.0), 0.1)
+    assert not any(is_held_out(one, 0) for one in examples[:50])
+    with pytest.raises(ValueError, match="share=1"):
+        is_held_out(examples[0], 1)
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def greedy_by_the_host(model, prompt, ends, limit):
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=limit, eos_token_id=sorted(ends), do_sample=False)
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral6", "gemma3", "gpt2"])
+def test_texts_written_together_are_what_the_target_writes_alone(family):
+    model = tiny(family)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 64, (n,), generator=generator).tolist() for n in (3, 11, 1, 6, 6, 9)]
+    ends = frozenset({2, 7, 9, 11, 30})  # many, so that rows end at different times
+    texts = write(model, prompts, [0.0] * 6, 40, ends, generator)
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text.tokens == greedy_by_the_host(model, prompt, ends, 40)
+        assert text.finished == (text.tokens[-1] in ends)
+    assert len({len(text.tokens) for text in texts}) > 1
+
+
+def test_models_that_cannot_read_padding_say_so():
+    with pytest.raises(ValueError, match=r"BloomForCausalLM cannot read.*batch size of 1"):
+        write(tiny("bloom"), [[5], [4, 6, 7]], [0.0] * 2, 4, frozenset({2}), torch.Generator())
+
+
+def test_sampled_tokens_follow_the_law():
+    model = tiny(vocab=16, initializer_range=0.6)
+    prompt, count = [3, 5], 4000
+    with torch.no_grad():
+        law = (model(torch.tensor([prompt])).logits[0, -1] / 0.7).softmax(-1)
+    for top_p, expected in ((1.0, law), (0.6, nucleus(law, 0.6))):
+        generator = torch.Generator().manual_seed(1)
+        texts = write(model, [prompt] * count, [0.7] * count, 1, frozenset({2}), generator, top_p)
+        found = torch.bincount(torch.tensor([text.tokens[0] for text in texts]), minlength=16) / count
+        assert (found[expected == 0] == 0).all()
+        # Every share is off by more than 6 standard deviations less than once in 10^8.
+        assert ((found - expected).abs() <= 6 * (expected * (1 - expected) / count).sqrt() + 1e-9).all()
+
+
+def nucleus(law, mass):
+    order = law.argsort(descending=True)
+    ahead = law[order].cumsum(0) - law[order]
+    kept = torch.zeros_like(law)
+    kept[order[ahead < mass]] = law[order[ahead < mass]]
+    return kept / kept.sum()
+
+
+# --- prompts ----------------------------------------------------------------------------------------------
+
+
+def test_the_user_turn_is_left_open():
+    tokenizer = trained_tokenizer()
+    assert open_turn(tokenizer, "") == "<|user|>"
+    assert open_turn(tokenizer, "Be kind.") == "<|system|>Be kind.<end><|user|>"
+    assert user_turn_ends(tokenizer) == {tokenizer.convert_tokens_to_ids("<end>")}
+
+
+def test_targets_without_a_chat_template_cannot_write_prompts(tmp_path):
+    save_tiny(tmp_path / "target", chat_template=None)
+    options = DataOptions(str(tmp_path / "target"), tmp_path / "data", dtype="float32")
+    with pytest.raises(ValueError, match=r"no chat template.*--prompts"):
+        make_data(options, QUIET)
+
+
+def test_templates_that_hide_the_user_are_refused():
+    with pytest.raises(ValueError, match="does not show the user's message once"):
+        open_turn(trained_tokenizer("{{ 'nothing' }}"), "")
+
+
+def test_written_prompts_begin_as_told_and_repeat_with_the_seed():
+    tokenizer = trained_tokenizer()
+    model = tiny(vocab=len(tokenizer))
+    writer = PromptWriter(model, tokenizer, [Theme("Talk.", ("Why do apples",))], frozenset(range(40, 320, 2)), 8)
+    first = writer.write(30, "a", [])
+    assert first and all(not is_junk(prompt) for prompt in first)
+    assert any(prompt.startswith("Why do apples") for prompt in first)
+    assert writer.write(30, "a", []) == first != writer.write(30, "b", [])
+    passage = "The keeper wrote down what she saw. " + " ".join(f"On day {n} she saw ship {3 * n}." for n in range(20))
+    about = writer.write(60, "a", [passage])
+    assert any("The keeper wrote down" in prompt for prompt in about)
+
+
+def test_long_passages_are_cut_behind_a_sentence():
+    text = "One two three. " * 300
+    assert len(shortened(text)) <= 1600 and shortened(text).endswith("three.")
+    assert shortened(" short ") == "short"
+
+
+JUNK = [
+    "",
+    "Hi",
+    "a b " * 40,
+    "word",
+    "What \ufffd is this thing",
+    "x" * 200 + " y",
+    "1 2 3 4 5 6 7 8 9 10",
+    "a b" * 4000,
+]
+
+
+@pytest.mark.parametrize("text", JUNK)
+def test_junk(text):
+    assert is_junk(text)
+
+
+@pytest.mark.parametrize("text", ["What is a lighthouse?", "Summarize the following text:\n\nA man walked home alone."])
+def test_prompts_are_no_junk(text):
+    assert not is_junk(text)
+
+
+def test_prompts_are_read_from_lines_of_several_kinds(tmp_path, capsys):
+    lines = [
+        {"prompt": "One?"},
+        {"turns": ["Two?", "And then?"]},
+        {"messages": [{"role": "user", "content": "Three?"}, {"role": "assistant", "content": "3"}]},
+        {"messages": [{"role": "assistant", "content": "3"}]},
+        {"prompt": " "},
+        {"question": "Four?"},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        "\n".join([*map(json.dumps, lines), "{", "", json.dumps({"prompt": "Line\u2028end?"}, ensure_ascii=False)])
+    )
+    found = [chat[-1]["content"] for chat in read_prompts(str(path))]
+    assert found == ["One?", "Two?", "Three?", "Line\u2028end?"]
+    said = capsys.readouterr().err
+    assert "4 broken lines are left out" in said and "line 4" in said and "and 1 more" in said
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match="holds no prompts"):
+        read_prompts(str(path))
+
+
+def test_data_sets_of_the_hub_need_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r'pip install "hf_specdec\[data\]"'):
+        read_prompts("hub:org/prompts")
+
+
+def test_data_sets_of_the_hub_are_read_row_by_row(monkeypatch):
+    rows = [{"prompt": "One?"}, {"messages": [{"role": "user", "content": "Two?"}]}]
+
+    class Datasets:
+        load_dataset = staticmethod(
+            lambda name, split, streaming: rows if (name, split) == ("org/p", "train") else None
+        )
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    assert [chat[-1]["content"] for chat in read_prompts("hub:org/p")] == ["One?", "Two?"]
+
+
+def test_themes_are_read(tmp_path, capsys):
+    path = tmp_path / "themes.jsonl"
+    path.write_text('{"system": "S"}\n{"beginnings": ["a", "b"]}\n{"other": 1}\n{"system": 3}\n')
+    assert read_themes(path) == (Theme("S"), Theme("", ("a", "b")))
+    assert "2 broken lines" in capsys.readouterr().err
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="holds no theme"):
+        read_themes(path)
+    assert len({theme.system for theme in THEMES}) > 8
+
+
+HELD_OUT = "How many apples are left if three of the eight apples are eaten?"
+
+
+def test_held_out_prompts_are_recognised(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    turns = {"turns": ["Name a river.", HELD_OUT]}
+    path.write_text(json.dumps(turns) + "\n" + json.dumps({"messages": [{"role": "user", "content": "Hm?"}]}) + "\n")
+    held_out = HeldOut(path)
+    for text in (HELD_OUT, "name A river", HELD_OUT.upper(), f"Question: {HELD_OUT} Thanks.", HELD_OUT[:55], "hm"):
+        assert held_out.refuses(text), text
+    for text in ("Name a river in France.", "How many pears are left?", "three of the eight"):
+        assert not held_out.refuses(text), text
+    assert len(held_out.refused) == 6
+    assert not HeldOut(None).refuses(HELD_OUT)
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match="holds no prompts"):
+        HeldOut(path)
+
+
+# --- the whole --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A target with a tokenizer, prompts and evaluation prompts."""
+    save_tiny(tmp_path / "target")
+    prompts = [f"Tell me a story about {n} lighthouses and the sea." for n in range(40)]
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in [*prompts, prompts[0]])
+    )
+    (tmp_path / "held-out.jsonl").write_text(json.dumps({"turns": [prompts[7]]}) + "\n")
+    return tmp_path
+
+
+def options_for(files: Path, **changes) -> DataOptions:
+    told = {"output": files / "data", "prompts": str(files / "prompts.jsonl"), "held_out": files / "held-out.jsonl"}
+    told |= {"tokens": 10_000, "batch_size": 8, "max_new_tokens": 12, "dtype": "float32"}
+    return DataOptions(str(files / "target"), **(told | changes))
+
+
+def made(options: DataOptions):
+    record = make_data(options, QUIET)
+    return record, read_examples(options.output)
+
+
+def test_data_hold_the_answers_of_the_target(files, capsys):
+    record, examples = made(options_for(files))
+    assert len(examples) == 39 and record == read_record(files / "data")  # one twice, one held out
+    assert "1 prompts occur in" in capsys.readouterr().err
+    assert record["counts"]["examples"] == 39 and record["counts"]["by_source"] == {"file": 39}
+    assert record["settings"]["held_out"] == "held-out.jsonl" and str(files) not in json.dumps(record)
+    tokenizer = trained_tokenizer()
+    model = tiny(vocab=len(tokenizer), dtype=torch.float32)
+    texts = {tokenizer.decode(one.prompt) for one in examples}
+    assert len(texts) == 39 and not any("about 7 lighthouses" in text for text in texts)
+    assert all(text.startswith("<|user|>") and text.endswith("<|assistant|>") for text in texts)
+    assert {one.temperature for one in examples} > {0.0} and {one.source for one in examples} == {"file"}
+    ends = end_ids(model, tokenizer)
+    for one in examples:
+        assert one.finished == (one.answer[-1] in ends)
+        if one.temperature == 0:
+            assert list(one.answer) == greedy_by_the_host(model, list(one.prompt), ends, 12)
+
+
+def test_growing_goes_on_where_it_was(files):
+    whole = made(options_for(files, output=files / "whole"))[1]
+    made(options_for(files, tokens=90))
+    num_shards = len(shard_paths(files / "data"))
+    assert 0 < num_shards < len(shard_paths(files / "whole"))
+    assert made(options_for(files))[1] == whole
+
+
+def test_prompts_of_both_kinds_are_mixed(files, monkeypatch):
+    def written(self, count, seed, passages):
+        return [f"Prompt {seed} number {n}, please." for n in range(count)]
+
+    monkeypatch.setattr(PromptWriter, "write", written)
+    _, examples = made(options_for(files, self_written=0.75, tokens=400))
+    counts = [sum(one.source == source for one in examples) for source in ("self", "file")]
+    assert counts[0] == 3 * counts[1] > 0
+
+
+def test_held_out_prompts_are_not_written_either(files, monkeypatch):
+    texts = ["Tell me a story about 7 lighthouses and the sea.", "Tell me something else, please."]
+    monkeypatch.setattr(PromptWriter, "write", lambda self, count, seed, passages: texts if seed.endswith(" 0") else [])
+    _, examples = made(options_for(files, prompts=None))
+    assert len(examples) == 1
+
+
+def test_other_targets_and_tokenizers_do_not_share_a_folder(files):
+    made(options_for(files, tokens=90))
+    save_tiny(files / "other", seed=5)
+    with pytest.raises(ValueError, match=r"not of this target: the weights are unrelated"):
+        made(DataOptions(str(files / "other"), files / "data", prompts=str(files / "prompts.jsonl"), dtype="float32"))
+    tokenizer = trained_tokenizer()
+    tokenizer.add_tokens("<new>")
+    tokenizer.save_pretrained(files / "target")
+    with pytest.raises(ValueError, match="the tokenizer is another one"):
+        made(options_for(files))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": 0}, "tokens=0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"self_written": 1.5}, "self_written=1.5"),
+        ({"prompts": None, "self_written": 0.5}, "needs --prompts"),
+    ],
+)
+def test_bad_options(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DataOptions(None, tmp_path, **changes)
+
+
+def test_a_full_disk_leaves_whole_shards(files, monkeypatch):
+    made(options_for(files, tokens=90))
+    before = {path.name: path.read_bytes() for path in (files / "data").iterdir()}
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_specdec.training.examples.os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            made(options_for(files))
+    assert {path.name: path.read_bytes() for path in (files / "data").iterdir()} == before
+
+
+def test_a_killed_run_goes_on_to_the_same_data(files):
+    """From the command line, killed as soon as there is something."""
+    whole = made(options_for(files, output=files / "whole"))[1]
+    command = [sys.executable, "-m", "hf_specdec.cli", "data", "--target", str(files / "target"), "--dtype", "float32"]
+    command += ["--output", str(files / "data"), "--prompts", str(files / "prompts.jsonl"), "--tokens", "10000"]
+    command += ["--held-out", str(files / "held-out.jsonl"), "--batch-size", "8", "--max-new-tokens", "12"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not shard_paths(files / "data") and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert shard_paths(files / "data")
+    assert main(command[3:]) == 0
+    assert read_examples(files / "data") == whole
+
+
+def test_models_without_an_end_are_refused():
+    model, tokenizer = tiny(), trained_tokenizer()
+    model.generation_config.eos_token_id = tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="eos_token_id"):
+        end_ids(model, tokenizer)
+
+
+def test_a_maker_knows_what_was_asked_before(files):
+    made(options_for(files, tokens=90))
+    maker = DataMaker(options_for(files), *load_target(str(files / "target"), "float32"))
+    assert len(maker.given) == 39 - len(read_examples(files / "data"))

@@ -1,0 +1,559 @@
+"""Drafters survive being saved, published, fetched and exported; what does not fit or is damaged is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+
+import hf_specdec
+from hf_specdec import DraftModel, Eagle, ParallelDraft, PromptLookup, Suffix, load_drafter
+from hf_specdec.checkpoints import recognise
+from hf_specdec.checkpoints.write import write_head
+from hf_specdec.cli import main
+from hf_specdec.fingerprints import TargetFingerprint
+from hf_specdec.heads import EagleHead
+from hf_specdec.loading import load_model
+from hf_specdec.provenance import KEY, Provenance
+from hf_specdec.publishing import export, push, write_card
+from hf_specdec.training.recipes.heads import head_config, initialise
+from hf_specdec.vocabulary import tokenizer_fingerprint
+from tests.hub_server import HubServer
+from tests.models import tiny
+from tests.tokenizers_for_tests import trained_tokenizer
+
+DEPTH, DRAFT_VOCAB = 8, 40
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return trained_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer):
+    return tiny(vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32)
+
+
+def a_head(target, num_layers: int = 1, full: bool = False, **changes) -> EagleHead:
+    """A head with first weights, bound to its target."""
+    vocab = target.config.vocab_size
+    count = vocab if full else DRAFT_VOCAB
+    head = EagleHead(head_config(target, count, num_layers, **changes))
+    ids = torch.arange(vocab)[:: vocab // count][:count] if not full else torch.arange(vocab)
+    initialise(head, target, ids)
+    with torch.no_grad():
+        for name, weight in head.named_parameters():
+            if name == "mask_hidden":
+                weight.normal_()
+    return head.to(target.dtype).bind(target).eval()
+
+
+@pytest.fixture(scope="module")
+def eagle(target):
+    return Eagle(a_head(target))
+
+
+@pytest.fixture(scope="module")
+def parallel(target):
+    return ParallelDraft(a_head(target, num_layers=2, mask_token_id=5))
+
+
+def logits_of(head, target, seed: int = 0):
+    """What a head says about random states and tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    config = head.config
+    features = torch.randn(1, 5, config.num_taps * config.target_hidden_size, generator=generator).to(head.dtype)
+    tokens = torch.randint(config.vocab_size, (1, 5), generator=generator)
+    with torch.no_grad():
+        states = head(tokens, head.combine(features), torch.arange(5)[None], None, None)
+        return head.logits(states)
+
+
+def head_of(drafter):
+    return drafter.head if isinstance(drafter, Eagle) else drafter.model
+
+
+# --- saving and opening -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["eagle", "parallel"])
+def test_heads_come_back_as_they_were(which, request, target, tokenizer, tmp_path):
+    drafter = request.getfixturevalue(which)
+    folder = drafter.save_pretrained(
+        tmp_path / "d", target, tokenizer=tokenizer, recipe={"depth": 7}, name="org/target"
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    found = load_drafter(str(folder), target)
+    assert type(found) is type(drafter) and head_of(found).config == head_of(drafter).config
+    for name, value in head_of(drafter).state_dict().items():
+        assert torch.equal(head_of(found).state_dict()[name], value), name
+    assert torch.equal(logits_of(head_of(found), target), logits_of(head_of(drafter), target))
+
+
+def test_what_is_shared_with_the_target_is_not_written(eagle, target, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    names = set(load_file(folder / "model.safetensors"))
+    assert "lm_head.weight" not in names and "embed_tokens.weight" not in names and {"d2t", "t2d"} <= names
+
+
+def test_the_record_says_where_weights_come_from(eagle, target, tokenizer, tmp_path):
+    facts = {"tokenizer": tokenizer, "recipe": {"depth": 3}, "data": {"counts": {}}, "name": "org/target"}
+    folder = eagle.save_pretrained(tmp_path / "d", target, **facts)
+    found = Provenance.read(json.loads((folder / "config.json").read_text()), str(folder))
+    assert found.kind == "eagle3" and found.target == "org/target" and found.recipe == {"depth": 3}
+    assert found.target_fingerprint == TargetFingerprint.of(target)
+    assert found.tokenizer_fingerprint == tokenizer_fingerprint(tokenizer)
+    assert (
+        found.versions["torch"] == torch.__version__.partition("+")[0] or found.versions["torch"] == torch.__version__
+    )
+    found.check_tokenizer(tokenizer, "d")
+    other = trained_tokenizer()
+    other.add_tokens("<other>")
+    with pytest.raises(ValueError, match="the same id may mean something else"):
+        found.check_tokenizer(other, "d")
+
+
+def test_models_come_back_as_they_were(target, tokenizer, tmp_path):
+    student = tiny(vocab=len(tokenizer), seed=3, dtype=torch.float32)
+    pard = ParallelDraft(student, mask_token_id=5, tokenizer=tokenizer)
+    found = load_drafter(str(pard.save_pretrained(tmp_path / "pard", target)), target)
+    assert isinstance(found, ParallelDraft) and found.mask_token_id == 5
+    plain = load_drafter(str(DraftModel(student).save_pretrained(tmp_path / "draft", target)), target)
+    assert isinstance(plain, DraftModel)
+    for model in (found.model, plain.model):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), student.parameters(), strict=True))
+    kinds = [json.loads((tmp_path / name / "config.json").read_text())[KEY]["kind"] for name in ("pard", "draft")]
+    assert kinds == ["pard", "draft"]
+
+
+def test_from_pretrained_opens_its_own_kind_only(eagle, target, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    assert isinstance(Eagle.from_pretrained(folder, target), Eagle)
+    with pytest.raises(ValueError, match=r"holds Eagle, not ParallelDraft"):
+        ParallelDraft.from_pretrained(folder, target)
+
+
+@pytest.mark.parametrize("drafter", [PromptLookup(), Suffix()], ids=["lookup", "suffix"])
+def test_drafters_without_weights_are_not_saved(drafter, target, tmp_path):
+    with pytest.raises(ValueError, match="no weights to save"):
+        hf_specdec.save_pretrained(drafter, tmp_path / "d", target)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_head_that_the_format_cannot_hold_is_not_saved(target, tmp_path):
+    head = a_head(target, final_norm=False)
+    with pytest.raises(ValueError, match=r"cannot be saved.*norm\.weight"):
+        Eagle(head).save_pretrained(tmp_path / "d", target)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_failed_save_leaves_what_was_there(eagle, target, tmp_path, monkeypatch):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_specdec.checkpoints.write.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        eagle.save_pretrained(folder, target)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+# --- the target at hand -----------------------------------------------------------------------------------
+
+
+def test_fingerprints_do_not_depend_on_the_dtype(target, tokenizer):
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        model = tiny(vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32).to(dtype)
+        assert TargetFingerprint.of(model) == TargetFingerprint.of(target)
+
+
+def test_weights_that_lie_elsewhere_are_not_compared(target, tokenizer):
+    own = TargetFingerprint.of(target)
+    with torch.device("meta"):
+        empty = TargetFingerprint.of(type(target)(target.config))
+    assert empty.signs == "" and own.difference(empty) is None and own.agreement(empty) == 1
+
+
+def test_changed_copies_are_told_from_strangers(target, tokenizer):
+    own = TargetFingerprint.of(target)
+    tuned = tiny(vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32)
+    with torch.no_grad():
+        table = tuned.get_input_embeddings().weight
+        table += 0.02 * torch.randn(table.shape, generator=torch.Generator().manual_seed(0))
+    found = TargetFingerprint.of(tuned)
+    assert 0.9 < own.agreement(found) < 1 and own.difference(found) is None
+    stranger = TargetFingerprint.of(tiny(seed=9, vocab=len(tokenizer), num_hidden_layers=DEPTH))
+    # Of 512 coin flips 75 % agree less than once in 10^29.
+    assert own.agreement(stranger) < 0.65 and own.difference(stranger) == "the weights are unrelated"
+
+
+def test_a_drafter_of_another_target_is_refused(eagle, target, tokenizer, tmp_path):
+    folder = str(eagle.save_pretrained(tmp_path / "d", target, name="org/target"))
+    stranger = tiny(seed=9, vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"made for org/target.*weights are unrelated.*hf-specdec train"):
+        load_drafter(folder, stranger)
+    deeper = tiny(vocab=len(tokenizer), num_hidden_layers=DEPTH + 1, dtype=torch.float32)
+    with pytest.raises(ValueError, match="num_layers is 8 there and 9 here"):
+        load_drafter(folder, deeper)
+    with pytest.raises(ValueError, match="vocabulary_size"):
+        load_drafter(folder, tiny(vocab=64, num_hidden_layers=DEPTH, dtype=torch.float32))
+
+
+def test_a_changed_copy_is_served_and_said_so(eagle, target, tokenizer, tmp_path, monkeypatch):
+    folder = str(eagle.save_pretrained(tmp_path / "d", target))
+    said = []
+    monkeypatch.setattr("hf_specdec.provenance.logger.warning_once", said.append)
+    load_drafter(folder, target)
+    assert not said
+    tuned = tiny(vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32)
+    with torch.no_grad():
+        tuned.get_input_embeddings().weight[-1] *= -1
+    assert isinstance(load_drafter(folder, tuned), Eagle)
+    assert len(said) == 1 and "changed copy" in said[0]
+
+
+def test_the_check_reads_the_record(eagle, target, tokenizer, tmp_path):
+    folder = str(eagle.save_pretrained(tmp_path / "d", target, tokenizer=tokenizer, name="org/target"))
+    stranger = tiny(seed=9, vocab=len(tokenizer), num_hidden_layers=DEPTH + 1, dtype=torch.float32)
+    for model, place, level in ((target, "target", "ok"), (stranger, "other", "error")):
+        model.save_pretrained(tmp_path / place)
+        tokenizer.save_pretrained(tmp_path / place)
+        findings = hf_specdec.check(str(tmp_path / place), folder).findings
+        found = next(finding for finding in findings if finding.topic == "trained for")
+        assert found.level == level and "org/target" in found.found
+    other = trained_tokenizer()
+    other.add_tokens("<other>")
+    other.save_pretrained(tmp_path / "target")
+    findings = hf_specdec.check(str(tmp_path / "target"), folder).findings
+    assert any(finding.level == "error" and "made for the tokenizer" in finding.found for finding in findings)
+
+
+def test_a_damaged_record_is_refused(eagle, target, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    config = json.loads((folder / "config.json").read_text())
+    for block in ({"kind": "eagle3"}, {**config[KEY], "surprise": 1}, 3):
+        (folder / "config.json").write_text(json.dumps(config | {KEY: block}))
+        with pytest.raises(ValueError, match="'hf_specdec' is damaged"):
+            load_drafter(str(folder), target)
+
+
+# --- the Hub ----------------------------------------------------------------------------------------------
+
+
+def test_push_and_open_by_id(eagle, target, hub):
+    url = eagle.push_to_hub("org/head", target, license="apache-2.0", name="org/target")
+    repository = hub.repositories["org/head"]
+    files = repository.commits[repository.branches["main"]]
+    assert url.endswith(repository.branches["main"]) and set(files) == {"config.json", "model.safetensors", "README.md"}
+    found = load_drafter("org/head", target)
+    assert torch.equal(logits_of(found.head, target), logits_of(eagle.head, target))
+    assert "apache-2.0" in files["README.md"].decode()
+
+
+def test_published_drafters_draft(eagle, target, hub):
+    eagle.push_to_hub("org/head", target)
+    hf_specdec.enable(target)
+    try:
+        prompt = torch.arange(3, 12)[None]
+        plain = target.generate(prompt, max_new_tokens=12, assistant=False)
+        assert torch.equal(target.generate(prompt, max_new_tokens=12, assistant="org/head"), plain)
+        assert hf_specdec.last_stats(target).drafted > 0
+    finally:
+        hf_specdec.disable(target)
+
+
+def test_revisions(eagle, target, hub, tmp_path):
+    eagle.push_to_hub("org/head", target)
+    first = hub.repositories["org/head"].branches["main"]
+    other = Eagle(a_head(target))
+    with torch.no_grad():
+        other.head.norm.weight += 1
+    other.push_to_hub("org/head", target, revision="next")
+    for location, revision, drafter in (
+        ("org/head", None, eagle),
+        ("org/head", "next", other),
+        ("org/head@next", None, other),
+        (f"org/head@{first}", None, eagle),
+    ):
+        found = load_drafter(location, target, revision=revision)
+        assert torch.equal(found.head.norm.weight, drafter.head.norm.weight), location
+    with pytest.raises(ValueError, match="'none'"):
+        load_drafter("org/head@none", target)
+    with pytest.raises(ValueError, match="different revisions"):
+        load_drafter("org/head@next", target, revision="main")
+    with pytest.raises(ValueError, match="is a folder, which has no revisions"):
+        load_drafter(str(tmp_path), target, revision="main")
+
+
+def test_private_repositories_want_a_token(eagle, target, hub, monkeypatch):
+    eagle.push_to_hub("org/secret", target, private=True)
+    assert hub.repositories["org/secret"].private
+    assert isinstance(load_drafter("org/secret", target), Eagle)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "w" * 34)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", huggingface_hub.constants.HF_HUB_CACHE + "2")
+    with pytest.raises(ValueError, match="org/secret could not be opened"):
+        load_drafter("org/secret", target)
+    with pytest.raises(ValueError, match=r"(?s)could not be published.*hf auth login"):
+        eagle.push_to_hub("org/secret", target)
+
+
+def test_an_interrupted_upload_changes_nothing(eagle, target, hub):
+    eagle.push_to_hub("org/head", target)
+    repository = hub.repositories["org/head"]
+    before = dict(repository.branches)
+    hub.cut_uploads = 99
+    with pytest.raises(ValueError, match="could not be published"):
+        eagle.push_to_hub("org/head", target, license="mit")
+    assert repository.branches == before
+    hub.cut_uploads = 0
+    eagle.push_to_hub("org/head", target, license="mit")
+    assert repository.branches != before
+
+
+def test_an_interrupted_download_is_no_drafter_and_can_be_repeated(eagle, target, hub):
+    eagle.push_to_hub("org/head", target)
+    hub.cut_downloads = 1
+    try:
+        found = load_drafter("org/head", target)
+    except ValueError:  # a client that does not go on by itself
+        found = load_drafter("org/head", target)
+    assert hub.cut_downloads == 0
+    assert torch.equal(logits_of(found.head, target), logits_of(eagle.head, target))
+
+
+class _Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped header", "pickle that runs", "pickle that unpacks"])
+def test_damaged_and_malicious_files_are_refused(damage, eagle, target, hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    weights = folder / "model.safetensors"
+    body = weights.read_bytes()
+    if damage == "truncated":
+        weights.write_bytes(body[: len(body) // 2])
+    elif damage == "flipped header":
+        weights.write_bytes(body[:20] + bytes(byte ^ 0xFF for byte in body[20:40]) + body[40:])
+    else:
+        tensors = load_file(weights)
+        weights.unlink()
+        path = folder / "pytorch_model.bin"
+        if damage == "pickle that runs":
+            path.write_bytes(pickle.dumps(tensors | {"evil": _Evil()}))
+        else:
+            torch.save(tensors | {"zeros": torch.zeros(1 << 20)}, tmp_path / "plain.bin")
+            with (
+                zipfile.ZipFile(tmp_path / "plain.bin") as plain,
+                zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
+            ):
+                for name in plain.namelist():
+                    packed.writestr(name, plain.read(name))
+    hub.add("org/damaged", folder)
+    for location in (str(folder), "org/damaged"):
+        with pytest.raises(ValueError, match=r"damaged|more than"):
+            load_drafter(location, target)
+    with pytest.raises(ValueError, match=r"damaged|more than|is a pickle"):
+        push(folder, "org/again")
+    assert not (tmp_path / "evil").exists() and "org/again" not in hub.repositories
+
+
+def test_only_what_belongs_to_a_drafter_is_published(eagle, target, hub, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    for name in ("training-state.safetensors", "secret.txt", "training.json", "metrics.jsonl", "bench.json"):
+        (folder / name).write_text("{}")
+    (folder / "features").mkdir()
+    save_file({"x": torch.zeros(1)}, folder / "features" / "model.safetensors")
+    push(folder, "org/head")
+    repository = hub.repositories["org/head"]
+    published = set(repository.commits[repository.branches["main"]])
+    assert published == {"config.json", "model.safetensors", "metrics.jsonl"}
+
+
+def test_a_folder_without_a_drafter_is_not_published(hub, tmp_path):
+    with pytest.raises(ValueError, match="no folder"):
+        push(tmp_path / "none", "org/x")
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        push(tmp_path, "org/x")
+    assert not hub.repositories
+
+
+# --- the card ---------------------------------------------------------------------------------------------
+
+
+BENCH = {
+    "environment": {
+        "dtype": "float32",
+        "device": "cpu",
+        "cpu": "Some CPU",
+        "threads": 2,
+        "torch": "2",
+        "transformers": "5",
+    },
+    "options": {"questions": "q.jsonl", "temperature": 0.0, "max_new_tokens": 32, "batch_size": 1},
+    "variants": {
+        "plain": {
+            "total": {"questions": 4, "identical": 4, "mean_acceptance_length": 1.0},
+            "geometric_mean": {"speedup": 1.0},
+        },
+        "drafter=/home/me/head": {
+            "total": {"questions": 4, "identical": 3, "mean_acceptance_length": 2.345},
+            "geometric_mean": {"speedup": 1.678},
+        },
+    },
+}
+DATA = {
+    "settings": {"prompts": "hub:org/prompts"},
+    "counts": {"examples": 9, "answer_tokens": 777, "greedy": 5, "by_source": {"self": 6, "hub": 3}},
+}
+
+
+def test_the_card_says_what_is_recorded_and_no_more(eagle, target, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target, name="org/target", recipe={"depth": 7}, data=DATA)
+    text = write_card(folder, "org/head").read_text()
+    assert "Measured" not in text and "Checked" not in text and "speedup" not in text
+    (folder / "bench.json").write_text(json.dumps(BENCH))
+    lines = [
+        {"acceptance_length": n, "acceptance_by_position": [0.5, 0.25], "answer_tokens": 5, "step": n} for n in (1, 2)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = {"level": "warning", "findings": [{"topic": "memory", "level": "ok", "found": "fits"}]}
+    (folder / "check.json").write_text(json.dumps(report))
+    text = write_card(folder, "org/head", license="apache-2.0").read_text()
+    assert "| drafter=head | 2.35 | 1.68 | 3 of 4 |" in text and "/home/me" not in text
+    assert "777 tokens" in text and "length 2.000" in text and "0.500, 0.250" in text and "memory: fits" in text
+    metadata = ModelCard(text).data
+    assert metadata.base_model == "org/target" and metadata.library_name == "hf_specdec"
+    assert metadata.license == "apache-2.0" and metadata.datasets == ["org/prompts"] and "eagle3" in metadata.tags
+    again = write_card(folder, "org/head").read_text()
+    assert again == text  # the license stays
+
+
+def test_a_card_of_the_user_is_kept(eagle, target, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    (folder / "README.md").write_text("# Mine\n")
+    assert write_card(folder, "org/head").read_text() == "# Mine\n"
+
+
+def test_a_drafter_of_unknown_origin_gets_no_card(eagle, tmp_path):
+    write_head(eagle.head, tmp_path)
+    with pytest.raises(ValueError, match="does not say what the drafter was made for"):
+        write_card(tmp_path, "org/head")
+
+
+def test_the_snippet_of_the_card_runs(eagle, target, tokenizer, tmp_path):
+    """As a user would: pushed from the command line, fetched by id in a process of its own, pasted from the card."""
+    eagle.save_pretrained(tmp_path / "head", target, tokenizer=tokenizer, name="org/target")
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    with HubServer() as hub:
+        hub.add("org/target", tmp_path / "target")
+        environment = {**os.environ, **hub.environment(tmp_path / "home")}
+        command = [sys.executable, "-m", "hf_specdec.cli", "push", str(tmp_path / "head"), "org/head"]
+        run = {"env": environment, "capture_output": True, "text": True, "timeout": 600}
+        pushed = subprocess.run([*command, "--license", "mit"], **run)
+        assert pushed.returncode == 0, pushed.stderr
+        repository = hub.repositories["org/head"]
+        assert pushed.stdout.strip().endswith(repository.branches["main"])
+        card = repository.commits[repository.branches["main"]]["README.md"].decode()
+        snippet = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+        done = subprocess.run([sys.executable, "-c", snippet], **run)
+    assert done.returncode == 0, done.stderr
+    assert "drafted" in done.stdout
+
+
+# --- export -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("format", ["vllm-speculators", "sglang", "safeailab"])
+def test_exports_say_the_same(format, full, target, tmp_path):
+    drafter = Eagle(a_head(target, full=full))
+    source = str(drafter.save_pretrained(tmp_path / "d", target))
+    folder = export(source, tmp_path / "out", format, target)
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors["lm_head.weight"].shape[0] == len(drafter.head.draft_ids) and ("d2t" in tensors) != full
+    names = {"vllm-speculators": "speculators eagle3", "sglang": "specforge", "safeailab": "eagle3"}
+    assert recognise(str(folder)).name == names[format]
+    found = load_drafter(str(folder), target)
+    assert (
+        torch.equal(found.head.draft_ids, drafter.head.draft_ids) and found.head.config.taps == drafter.head.config.taps
+    )
+    torch.testing.assert_close(logits_of(found.head, target), logits_of(drafter.head, target), atol=1e-6, rtol=1e-5)
+
+
+def test_parallel_heads_are_exported_for_vllm_only(parallel, target, tmp_path):
+    source = str(parallel.save_pretrained(tmp_path / "d", target))
+    folder = export(source, tmp_path / "out", "vllm-speculators", target)
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors["mask_hidden"].shape == (1, 1, 96) and "embed_tokens.weight" in tensors
+    found = load_drafter(str(folder), target)
+    assert isinstance(found, ParallelDraft)
+    torch.testing.assert_close(logits_of(found.model, target), logits_of(parallel.model, target), atol=1e-6, rtol=1e-5)
+    for format in ("sglang", "safeailab"):
+        with pytest.raises(ValueError, match=r"drafts all tokens at once.*vllm-speculators"):
+            export(source, tmp_path / format, format, target)
+        assert not (tmp_path / format).exists()
+
+
+def test_what_cannot_be_exported_is_refused(eagle, target, tmp_path):
+    source = str(eagle.save_pretrained(tmp_path / "d", target))
+    with pytest.raises(ValueError, match=r"format='onnx' is unknown; use one of vllm-speculators"):
+        export(source, tmp_path / "out", "onnx", target)
+    with pytest.raises(ValueError, match="exists"):
+        export(source, tmp_path, "sglang", target)
+    odd = Eagle(a_head(target, norm_before_residual=True))
+    source = str(odd.save_pretrained(tmp_path / "odd", target))
+    with pytest.raises(ValueError, match="norm_before_residual"):
+        export(source, tmp_path / "out", "safeailab", target)
+
+
+def test_export_from_the_command_line(eagle, target, tokenizer, tmp_path, capsys):
+    eagle.save_pretrained(tmp_path / "d", target)
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    options = ["--format", "sglang", "--output", str(tmp_path / "out"), "--target", str(tmp_path / "target")]
+    assert main(["export", str(tmp_path / "d"), *options, "--dtype", "float32"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert main(["export", str(tmp_path / "d"), *options]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+SPECULATORS = os.environ.get("HF_SPECDEC_SPECULATORS_PYTHON")
+
+
+@pytest.mark.skipif(SPECULATORS is None, reason="HF_SPECDEC_SPECULATORS_PYTHON names no Python with speculators 0.9.0")
+@pytest.mark.parametrize("which", ["eagle", "parallel"])
+def test_speculators_opens_the_export_and_says_the_same(which, request, target, tmp_path):
+    drafter = request.getfixturevalue(which)
+    source = str(drafter.save_pretrained(tmp_path / "d", target))
+    target.save_pretrained(tmp_path / "target")
+    opened = load_model(str(tmp_path / "target"), torch.float32, torch.device("cpu"))
+    folder = export(source, tmp_path / "out", "vllm-speculators", opened)
+    script = Path(__file__).parent / "golden" / "open_export.py"
+    command = [str(SPECULATORS), str(script), str(folder), str(tmp_path / "said")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    said = load_file(tmp_path / "said")
+    head = head_of(drafter)
+    with torch.no_grad():
+        states = head(
+            said["tokens"], head.combine(said["features"]), torch.arange(said["tokens"].shape[1])[None], None, None
+        )
+    torch.testing.assert_close(head.logits(states), said["logits"], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,368 @@
+"""The training loop: counted rightly, the same after a kill and in two processes, clear about what it cannot do."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_specdec import cli, load_drafter
+from hf_specdec.training import checkpoint, evaluate
+from hf_specdec.training.curves import draw, read_metrics
+from hf_specdec.training.examples import Example, write_record, write_shard
+from hf_specdec.training.features import FeatureStore
+from hf_specdec.training.loop import Training, train
+from tests.models import tiny
+from tests.tokenizers_for_tests import save_tiny
+from tests.train_worker import options
+from tests.training_data import KINDS, answered, data_folder
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Folders of a target and of its answers."""
+    folder = tmp_path_factory.mktemp("training")
+    target = save_tiny(folder / "target")
+    return data_folder(folder / "data", target), target
+
+
+# --- counting ---------------------------------------------------------------------------------------------
+
+
+def slow_count(agreement):
+    places, depth = len(agreement), len(agreement[0])
+    hits, seen, kept, reached = ([0] * depth for _ in range(4))
+    for place in range(places):
+        for ahead in range(min(depth, places - place)):
+            seen[ahead] += 1
+            hits[ahead] += agreement[place][ahead]
+            reached[ahead] += all(agreement[place][:ahead])
+            kept[ahead] += all(agreement[place][: ahead + 1])
+    place = rounds = 0
+    while place < places:
+        accepted = 0
+        while accepted < min(depth, evaluate.CHAIN) and agreement[place][accepted]:
+            accepted += 1
+        place, rounds = place + accepted + 1, rounds + 1
+    return tuple(hits), tuple(seen), tuple(kept), tuple(reached), rounds
+
+
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_counts_are_those_of_drafting_round_by_round(depth):
+    generator = torch.Generator().manual_seed(depth)
+    for places in (1, 2, 5, 40):
+        agreement = torch.rand(places, depth, generator=generator) < 0.6
+        inside = torch.arange(places)[:, None] + torch.arange(depth) < places
+        agreement &= inside
+        found = evaluate.count(agreement)
+        assert (*found.counts(), found.rounds) == slow_count(agreement.tolist())
+        assert found.tokens == places
+    assert evaluate.count(torch.zeros(0, depth, dtype=torch.bool)).rounds == 0
+
+
+def test_counts_add_up():
+    first = evaluate.count(torch.tensor([[True, True], [True, False], [False, False]]))
+    both = evaluate.total([first, evaluate.Acceptance(), first])
+    assert both.hits == (4, 2) and both.rounds == 2 * first.rounds and both.length == first.length
+    assert evaluate.Acceptance().length == 1.0 and evaluate.Acceptance().by_position == []
+
+
+# --- hidden states ----------------------------------------------------------------------------------------
+
+
+def test_hidden_states_are_the_targets_own_whether_kept_or_not(tmp_path):
+    target = tiny(num_hidden_layers=4)
+    examples = answered(target, 5)
+    store = FeatureStore(target, (1, 3), tmp_path / "kept", max_bytes=10**9)
+    computed, kept = store.texts(examples), FeatureStore(target, (1, 3), tmp_path / "kept", 10**9).texts(examples)
+    for example, first, second in zip(examples, computed, kept, strict=True):
+        tokens = torch.tensor([[*example.prompt, *example.answer]])
+        states = target(tokens, output_hidden_states=True).hidden_states
+        torch.testing.assert_close(first.taps, torch.cat([states[1], states[3]], dim=-1)[0])
+        torch.testing.assert_close(first.last, states[4][0, len(example.prompt) - 1 :])
+        assert torch.equal(first.taps, second.taps) and torch.equal(first.last, second.last)
+    size = sum(path.stat().st_size for path in (tmp_path / "kept").glob("*/*"))
+    assert 0 < store.bytes_of(examples) <= size == store.num_bytes
+
+
+def test_the_store_stays_within_its_bound_and_repairs_what_is_damaged(tmp_path):
+    target = tiny(num_hidden_layers=4)
+    examples = answered(target, 6)
+    one = FeatureStore(target, (1,), tmp_path, 10**9)
+    one.texts(examples[:1])
+    store = FeatureStore(target, (1,), tmp_path, int(2.5 * one.num_bytes))
+    expected = [text.taps for text in store.texts(examples)]
+    files = list(tmp_path.glob("*/*.safetensors"))
+    assert len(files) == 2 and store.num_bytes <= store.max_bytes
+    for path in files:
+        half = path.read_bytes()[:100]
+        path.unlink()  # what was read may still lie in the old file
+        path.write_bytes(half)
+    assert all(map(torch.equal, [text.taps for text in store.texts(examples)], expected))
+
+
+# --- a whole training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_leaves_a_drafter_a_log_curves_and_a_record(kind, places, tmp_path, capsys):
+    data, target = places
+    command = ["train", kind, "--target", target, "--data", data, "--output", str(tmp_path), "--max-steps", "6"]
+    command += ["--dtype", "float32", "--device", "cpu", "--depth", "3", "--batch-tokens", "100", "--seed", "1"]
+    assert cli.main(command) == 0
+    assert "acceptance" in capsys.readouterr().err
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    assert metrics[0]["step"] == 0 and metrics[-1]["step"] == 6 and metrics[-1]["loss"] > 0
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert record["recipe"]["kind"] == kind and record["progress"]["step"] == 6
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_the_best_drafter_is_the_one_that_is_kept(places, tmp_path, monkeypatch):
+    saved = []
+    training = Training(options(*places, str(tmp_path), max_steps=24), lambda _: None)
+    monkeypatch.setattr(training, "_keep", lambda: saved.append(training.progress.step))
+    monkeypatch.setattr(Training, "_write_metrics", lambda *_: None)
+    for step, tokens in ((0, 2), (8, 6), (16, 4), (24, 5)):
+        training.progress.step = step
+        counted = evaluate.Acceptance(tokens=tokens, rounds=2)
+        monkeypatch.setattr(training, "_acceptance", lambda counted=counted: counted)
+        training._evaluate()
+    assert saved == [0, 8] and training.progress.best == 3.0
+
+
+def test_a_drafter_on_disk_can_be_used_while_its_training_goes_on(places, tmp_path):
+    data, location = places
+    opened = []
+
+    def use(event):
+        if event["event"] == "step" and (tmp_path / "config.json").is_file():
+            opened.append(load_drafter(str(tmp_path), target))
+
+    target = AutoModelForCausalLM.from_pretrained(location, dtype=torch.float32)
+    train(options(data, location, str(tmp_path), max_steps=3), use)
+    assert len(opened) == 3
+
+
+def test_an_epoch_reads_what_has_come_since_and_a_resumed_one_does_not(places, tmp_path):
+    data, location = tmp_path / "data", places[1]
+    target = AutoModelForCausalLM.from_pretrained(location, dtype=torch.float32)
+    data.mkdir()
+    write_shard(data, 0, answered(target, 14))
+    settings = {"max_steps": 3, "batch_tokens": 60}
+    first = Training(options(str(data), location, str(tmp_path / "out"), **settings), lambda _: None)
+    first.run()
+    write_shard(data, 1, answered(target, 10, seed=5))
+    resumed = Training(options(str(data), location, str(tmp_path / "out"), max_steps=40), lambda _: None)
+    assert resumed.batches == first.batches and len(resumed.learned) == len(first.learned)
+    resumed.run()
+    assert resumed.progress.num_examples == 24 and len(resumed.learned) > len(first.learned)
+
+
+def test_another_training_goes_on_from_the_weights_of_one(places, tmp_path):
+    train(options(*places, str(tmp_path / "first"), max_steps=4))
+    began = Training(options(*places, str(tmp_path / "second"), init_from=str(tmp_path / "first")), lambda _: None)
+    found = checkpoint.read_state(tmp_path / "first")
+    assert all(torch.equal(x, found[2][f"module.{name}"]) for name, x in began.weights.masters.items())
+    assert began.progress.step == 0
+
+
+# --- kills ------------------------------------------------------------------------------------------------
+
+
+def worker(places, output, kind="eagle3"):
+    command = [sys.executable, "-m", "tests.train_worker", *places, str(output), kind]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finished(process):
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors.decode()
+    return json.loads(output.splitlines()[-1])
+
+
+def test_a_run_that_is_killed_ends_as_one_that_is_not(places, tmp_path):
+    """Killed three times: after some file was written, whichever, at a moment drawn at random."""
+    kill_and_compare(places, tmp_path, 3, "p-eagle")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_survives_five_kills(kind, places, tmp_path):
+    kill_and_compare(places, tmp_path, 5, kind)
+
+
+def kill_and_compare(places, tmp_path, num_kills, kind):
+    expected = train(options(*places, str(tmp_path / "whole"), kind))
+    chance = random.Random(num_kills)
+    state, kills = tmp_path / "killed" / checkpoint.STATE_NAME, 0
+    while kills < num_kills:
+        process, before = worker(places, tmp_path / "killed", kind), state.stat().st_mtime_ns if state.exists() else 0
+        while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.2)
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    found = finished(worker(places, tmp_path / "killed", kind))
+    assert kills
+    different = {"seconds"}
+    assert {k: x for k, x in found.items() if k not in different} == {
+        k: x for k, x in json.loads(json.dumps(expected)).items() if k not in different
+    }
+    ends = [checkpoint.read_state(tmp_path / name)[2] for name in ("whole", "killed")]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle3", "p-eagle"])
+def test_two_processes_learn_what_one_does(kind, places, tmp_path):
+    expected = finished(worker(places, tmp_path / "one", kind))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    command += ["-m", "tests.train_worker", *places, str(tmp_path / "two"), kind]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    found = read_metrics(tmp_path / "two" / "metrics.jsonl")[-1]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert found["answer_tokens"] == expected["answer_tokens"]
+    ends = [checkpoint.read_state(tmp_path / name)[2] for name in ("one", "two")]
+    for name, value in ends[0].items():
+        if name.startswith("module."):
+            torch.testing.assert_close(ends[1][name], value, rtol=1e-3, atol=1e-4)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def good(places, tmp_path):
+    """A run that has got somewhere, and its files."""
+    train(options(*places, str(tmp_path / "out"), max_steps=4))
+    names = (checkpoint.STATE_NAME, "model.safetensors", "config.json")
+    return tmp_path / "out", {name: (tmp_path / "out" / name).read_bytes() for name in names}
+
+
+def assert_intact(good):
+    folder, files = good
+    assert all((folder / name).read_bytes() == content for name, content in files.items())
+    assert not list(folder.glob(".*"))
+
+
+def test_a_loss_that_is_no_number_stops_before_it_does_harm(places, good, monkeypatch):
+    training = Training(options(*places, str(good[0]), max_steps=8), lambda _: None)
+    plain = training.recipe.losses
+    monkeypatch.setattr(
+        training.recipe, "losses", lambda *args: replace(plain(*args), total=plain(*args).total * float("nan"))
+    )
+    with pytest.raises(ValueError, match=r"loss of step 5 is nan.*last good state is kept"):
+        training.run()
+    assert_intact(good)
+
+
+def test_a_full_disk_leaves_the_last_good_state(places, good, monkeypatch):
+    def full(tensors, path, **_):
+        Path(path).write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(options(*places, str(good[0]), max_steps=8, evaluate_steps=100))
+    assert_intact(good)
+
+
+def test_a_run_for_another_target_is_not_resumed(places, good, tmp_path):
+    other = save_tiny(tmp_path / "other", seed=9)
+    with pytest.raises(ValueError, match="another target: the weights are unrelated"):
+        train(options(places[0], other, str(good[0]), max_steps=8))
+    wider = tmp_path / "wider"
+    model = tiny(vocab=320, hidden_size=48, num_hidden_layers=2, dtype=torch.float32)
+    model.save_pretrained(wider)
+    AutoModelForCausalLM.from_pretrained(wider)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (wider / name).write_bytes((Path(places[1]) / name).read_bytes())
+    with pytest.raises(ValueError, match="hidden_size is 32 there and 48 here"):
+        train(options(places[0], str(wider), str(good[0]), max_steps=8))
+    assert_intact(good)
+
+
+def test_other_options_are_not_resumed(places, good):
+    with pytest.raises(ValueError, match=r"other options \(batch_tokens=60\)"):
+        train(options(*places, str(good[0]), batch_tokens=99))
+    with pytest.raises(ValueError, match=r"names differ|has shape"):
+        train(options(*places, str(good[0]) + "-new", "p-eagle", init_from=str(good[0])))
+    assert_intact(good)
+
+
+def test_data_without_anything_to_learn_are_refused(places, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    with pytest.raises(ValueError, match="make training data"):
+        train(options(str(data), places[1], str(tmp_path / "out")))
+    write_shard(data, 0, [Example((3, 4, n), (5,), 0.0, "self", True) for n in range(30)])
+    with pytest.raises(ValueError, match="0 to learn from"):
+        train(options(str(data), places[1], str(tmp_path / "out")))
+    with (data / "answers-00000.jsonl").open("a") as file:
+        file.write("no json\n")
+    write_record(data, {"target_fingerprint": {"vocabulary_size": 7, "hidden_size": 2, "num_layers": 1, "signs": "0"}})
+    with pytest.raises(ValueError, match="answers of another target: vocabulary_size is 7"):
+        train(options(str(data), places[1], str(tmp_path / "out")))
+
+
+def test_broken_lines_are_shown_and_the_rest_is_learned(places, tmp_path, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    lines = (Path(places[0]) / "answers-00000.jsonl").read_text().splitlines()
+    lines.insert(3, '{"prompt": [1')
+    (data / "answers-00000.jsonl").write_text("\n".join(lines) + "\n")
+    train(options(str(data), places[1], str(tmp_path / "out"), max_steps=2))
+    assert "1 broken lines are left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["medusa"], "kind='medusa' is unknown; use one of eagle3, p-eagle, pard, draft"),
+        (["eagle3", "--max-steps", "0"], "max_steps=0"),
+        (["eagle3", "--learning-rate", "0"], "learning_rate=0.0"),
+        (["eagle3", "--depth", "0"], "depth=0"),
+        (["eagle3", "--coverage", "2"], "coverage=2.0"),
+        (["draft", "--num-layers", "99"], "num_layers=99"),
+    ],
+)
+def test_wrong_options_are_one_clear_line(arguments, message, places, tmp_path, capsys):
+    command = ["train", *arguments, "--target", places[1], "--data", places[0], "--output", str(tmp_path)]
+    command += [] if "--max-steps" in arguments else ["--max-steps", "1"]
+    assert cli.main([*command, "--device", "cpu"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_training_must_end(places, tmp_path, capsys):
+    command = ["train", "eagle3", "--target", places[1], "--data", places[0], "--output", str(tmp_path)]
+    assert cli.main(command) == 2
+    assert "Nothing ends this training" in capsys.readouterr().err
+
+
+def test_curves_need_matplotlib_and_say_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r"hf_specdec\[train\]"):
+        draw([{}], tmp_path / "curves.png", "")

@@ -1,0 +1,24 @@
+"""Trains in a process of its own, which tests kill or launch twice: python train_worker.py DATA TARGET OUTPUT KIND."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from hf_specdec.training.loop import train
+from hf_specdec.training.options import TrainOptions
+from hf_specdec.training.recipes import RecipeOptions
+
+
+def options(data: str, target: str, output: str, kind: str = "eagle3", **changes) -> TrainOptions:
+    recipe = RecipeOptions(depth=3, coverage=1.0, num_layers=1)
+    settings = {"max_steps": 24, "evaluate_steps": 8, "save_steps": 2, "held_out_share": 0.3, "batch_tokens": 60}
+    settings |= {"warmup_steps": 2, "dtype": "float32", "device": "cpu"}
+    return TrainOptions(kind, data, output, target, recipe, **(settings | changes))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(train(options(*sys.argv[1:5]))))
