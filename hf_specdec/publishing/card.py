@@ -135,9 +135,9 @@ def _sections(facts: Facts, repo_id: str) -> list[str]:
     text = [
         f"# {repo_id.split('/')[-1]}",
         "",
-        f"This is {_TITLES.get(provenance.kind, provenance.kind)}. It makes `{provenance.target}`{revision} generate "
-        "faster and leaves what it says as it is: greedy output is the target's own, sampled output has the target's "
-        "own distribution.",
+        f"This is {_TITLES.get(provenance.kind, provenance.kind)}. It drafts for `{provenance.target}`{revision} and "
+        "leaves what that says as it is: greedy output is the target's own, sampled output has the target's own "
+        "distribution.",
         "",
         "```python",
         usage(facts, repo_id).rstrip(),
