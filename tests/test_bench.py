@@ -7,10 +7,15 @@ import statistics
 from unittest import mock
 
 import pytest
+import torch
 
+from hf_specdec.checkpoints.write import write_head
 from hf_specdec.checks.bench import VARIANTS, BenchOptions, read_questions, rotated, run_bench, write_json
 from hf_specdec.checks.report import Batch, Run, Turn, first_difference, overhead_share, summary, typical
+from hf_specdec.heads import EagleHead
+from hf_specdec.loading import load_model
 from hf_specdec.stats import SpecStats
+from hf_specdec.training.recipes.heads import head_config, initialise
 from tests.tokenizers_for_tests import SENTENCES, save_tiny
 
 COUNTS = {
@@ -63,6 +68,17 @@ def test_trees_by_size(folders):
     assert list(found) == ["plain", *variants]
     assert all(figures["total"]["identical"] == 3 for figures in found.values())
     assert found["token-recycling=32"]["total"]["target_passes"] < found["plain"]["total"]["target_passes"]
+
+
+def test_heads_as_chains_trees_and_among_others(folders, tmp_path):
+    location, _, questions = folders
+    target = load_model(location, torch.float32, torch.device("cpu"))
+    ids = torch.arange(target.config.vocab_size)
+    write_head(initialise(EagleHead(head_config(target, len(ids))), target, ids), tmp_path)
+    variants = tuple(f"{name}={tmp_path}" for name in ("drafter", "drafter-tree", "auto"))
+    found = run_bench(options(questions, location, variants=variants, limit=1, num_draft_tokens=6))["variants"]
+    assert all(figures["total"]["identical"] == 3 for figures in found.values())
+    assert all(figures["total"]["drafted"] > 0 for name, figures in found.items() if name != "plain")
 
 
 def options(questions, target, **others):

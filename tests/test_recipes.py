@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -109,12 +110,26 @@ def test_states_of_training_time_test_are_those_of_drafting_with_a_cache(family,
     recipe = Eagle3(target, head, RecipeOptions(depth=5))
     texts = FeatureStore(target, recipe.taps).texts(examples)
     rows = recipe.rows(texts)
-    steps = [states.split(rows.num_chains) for states in recipe.steps(rows)]
+    steps = [states.split(rows.num_chains) for _, states in recipe.steps(rows)]
     for number, text in enumerate(texts):
         for chain in range(rows.num_chains[number]):
             drafted = drafted_states(head, text, text.prompt_length + chain, 5)
             trained = torch.stack([states[number][chain] for states in steps[: len(drafted)]])
             torch.testing.assert_close(torch.stack(drafted), trained, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_chains_that_are_drawn_read_what_they_would_read_among_all(target, examples):
+    recipe = RECIPES["eagle3"](target, examples, RecipeOptions(depth=4, decay=0.6))
+    rows = recipe.rows(FeatureStore(target, recipe.taps).texts([*examples, *answered(target, 1, length=1)]))
+    every = [states for _, states in recipe.steps(rows)]
+    drawn = list(recipe.steps(rows, torch.Generator().manual_seed(3)))
+    for step, (chains, states) in enumerate(drawn):
+        torch.testing.assert_close(states, every[step][chains])
+        if step:
+            assert rows.is_text[chains, step].all()
+            going_on = int(rows.is_text[drawn[step - 1][0], step].sum())
+            assert len(chains) == math.ceil(0.6 * going_on) < len(drawn[step - 1][0])
 
 
 def drafted_states(head, text, place, depth):

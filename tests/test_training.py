@@ -179,6 +179,9 @@ def test_another_training_goes_on_from_the_weights_of_one(places, tmp_path):
     found = checkpoint.read_state(tmp_path / "first")
     assert all(torch.equal(x, found[2][f"module.{name}"]) for name, x in began.weights.masters.items())
     assert began.progress.step == 0
+    other = Training(options(*places, str(tmp_path / "third"), "p-eagle", init_from=str(tmp_path / "first")), print)
+    assert torch.equal(other.weights.masters["fc.weight"], began.weights.masters["fc.weight"])
+    assert other.weights.masters["mask_hidden"].isfinite().all()
 
 
 # --- kills ------------------------------------------------------------------------------------------------
@@ -309,7 +312,7 @@ def test_other_options_are_not_resumed(places, good):
     with pytest.raises(ValueError, match=r"other options \(batch_tokens=60\)"):
         train(options(*places, str(good[0]), batch_tokens=99))
     with pytest.raises(ValueError, match=r"names differ|has shape"):
-        train(options(*places, str(good[0]) + "-new", "p-eagle", init_from=str(good[0])))
+        train(options(*places, str(good[0]) + "-new", "draft", init_from=str(good[0])))
     assert_intact(good)
 
 

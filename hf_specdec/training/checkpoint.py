@@ -80,16 +80,21 @@ class Weights:
             master.grad = grad.view_as(master)
 
     @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, tensors: dict[str, Tensor], may_lack: bool = False) -> None:
         """Takes over weights by name.
+
+        Args:
+            tensors: weights.
+            may_lack: whether weights that are not among them stay as they are.
 
         Raises:
             ValueError: if names or shapes are others.
         """
-        if self.masters.keys() != tensors.keys():
+        if tensors.keys() - self.masters.keys() or (self.masters.keys() != tensors.keys() and not may_lack):
             differing = sorted(self.masters.keys() ^ tensors.keys())
             raise ValueError(f"These weights are of another drafter; names differ: {', '.join(differing[:5])}.")
-        for name, master in self.masters.items():
+        for name in tensors:
+            master = self.masters[name]
             if master.shape != tensors[name].shape:
                 raise ValueError(
                     f"These weights are of another drafter: {name} has shape {tuple(tensors[name].shape)}, here "

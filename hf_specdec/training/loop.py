@@ -174,7 +174,7 @@ class Training:
         if (difference := TargetFingerprint.from_dict(found[0].target).difference(self.fingerprint)) is not None:
             raise ValueError(f"--init-from {folder} was trained for another target: {difference}.")
         tensors = {n.removeprefix("module."): x for n, x in found[2].items() if n.startswith("module.")}
-        self.weights.load(tensors)
+        self.weights.load(tensors, may_lack=True)  # a head that drafts in parallel has one more than its model
 
     def _refuse_other_run(self, progress: Progress, facts: dict[str, Any]) -> None:
         if (difference := TargetFingerprint.from_dict(progress.target).difference(self.fingerprint)) is not None:

@@ -20,7 +20,7 @@ class RecipeOptions:
 
     Args:
         depth: how many tokens ahead the drafter learns to draft.
-        decay: what a step's loss weighs of the one before.
+        decay: what a step counts of the one before.
         coverage: the share of answer tokens that a head's own vocabulary holds.
         draft_vocab_size: ids of that vocabulary, whatever the share; `None` leaves it to `coverage`.
         drop_rate: of drafters that predict all tokens at once, the share of places that learn a token further ahead.

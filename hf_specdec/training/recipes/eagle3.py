@@ -10,7 +10,8 @@ R are the rows of all texts of a batch one behind the other, C their chains.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,11 @@ class Rows:
 
 
 class Eagle3(HeadRecipe):
-    """Training-time test: `depth` steps, their losses weighted by powers of `decay`."""
+    """Training-time test: `depth` steps, the losses of which count by powers of `decay`.
+
+    They count so by drawing: only that share of the chains goes on to the next step. On average gradients are those of
+    weighted losses, and later steps cost less.
+    """
 
     name = "eagle3"
 
@@ -63,28 +68,24 @@ class Eagle3(HeadRecipe):
         rows = self.rows(texts)
         means = mean_rows(rows.last, self.output)
         total, hits, seen = rows.hidden.new_zeros(()), [], []
-        for step, states in enumerate(self.steps(rows)):
-            wanted = self.wanted(rows, step)
-            labels = self.own_ids[rows.ahead[wanted, step + 1]]
-            expected = means[rows.laws[wanted, step]]
-            losses, is_best = cross_entropy(self.normed(states[wanted]), self.output, expected, labels)
-            total = total + self.options.decay**step * losses.sum()
+        for step, (chains, states) in enumerate(self.steps(rows, torch.Generator().manual_seed(seed))):
+            labels = self.own_ids[rows.ahead[chains, step + 1]]
+            wanted = (rows.is_text[chains, step] & (labels >= 0)).nonzero()[:, 0]
+            expected = means[rows.laws[chains[wanted], step]]
+            losses, is_best = cross_entropy(self.normed(states[wanted]), self.output, expected, labels[wanted])
+            total = total + losses.sum()
             hits.append(int(is_best.sum()))
-            seen.append(len(labels))
+            seen.append(len(wanted))
         return Losses(total, seen[0], tuple(hits), tuple(seen))
 
     @torch.no_grad()
     def agreement(self, texts: Sequence[Text]) -> list[Tensor]:
         rows = self.rows(texts)
         found = []
-        for step, states in enumerate(self.steps(rows)):
+        for step, (_, states) in enumerate(self.steps(rows)):
             best = self.head.to_target(self.head.logits(states).argmax(dim=-1))
             found.append((best == rows.ahead[:, step + 1]) & rows.is_text[:, step])
         return list(torch.stack(found, dim=1).split(rows.num_chains))
-
-    def wanted(self, rows: Rows, step: int) -> Tensor:
-        """Chains that learn at a step: those whose next token is in their text and in the head's vocabulary."""
-        return (rows.is_text[:, step] & (self.own_ids[rows.ahead[:, step + 1]] >= 0)).nonzero()[:, 0]
 
     def rows(self, texts: Sequence[Text]) -> Rows:
         """Lays texts one behind the other; those whose answers are too short to predict anything have no rows."""
@@ -119,14 +120,30 @@ class Eagle3(HeadRecipe):
             last=torch.cat([text.last for text in texts]).to(device),
         )
 
-    def steps(self, rows: Rows) -> Any:
-        """States of all chains, shape (C, H), step by step."""
-        trace = Trace(self.head, rows)
+    def steps(self, rows: Rows, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Reads step by step: which chains go on, shape (C,), and their states, shape (C, H).
+
+        Args:
+            rows: what is read.
+            generator: draws the share `decay` of the chains that go on; `None` for all of them.
+        """
+        trace, chains = Trace(self.head, rows), torch.arange(len(rows.chains), device=self.head.device)
         hidden, tokens = rows.hidden, rows.tokens
         for step in range(self.depth):
             states = trace.read(tokens, hidden, step)
-            hidden, tokens = self.head.feedback(states), rows.ahead[:, step + 1]
-            yield states
+            yield chains, states
+            if generator is not None and step + 1 < self.depth:
+                kept = self._drawn(rows.is_text[chains, step + 1], generator)
+                trace.keep(kept)
+                chains, states = chains[kept], states[kept]
+            hidden, tokens = self.head.feedback(states), rows.ahead[chains, step + 1]
+
+    def _drawn(self, goes_on: Tensor, generator: torch.Generator) -> Tensor:
+        """Chains that go on, ascending: a share of those whose text goes on."""
+        places = goes_on.nonzero()[:, 0]
+        count = math.ceil(self.options.decay * len(places))
+        chosen = torch.randperm(len(places), generator=generator)[:count].sort().values
+        return places[chosen.to(places.device)]
 
 
 class Trace:
@@ -141,18 +158,28 @@ class Trace:
         self.head, self.rows = head, rows
         self.layer: Any = head.layers[0]
         self.attention: Any = self.layer.self_attn
-        self.keys: list[tuple[Tensor, ...]] = []  # by step; of step 0 all rows, of others the chains
-        self.values: list[tuple[Tensor, ...]] = []
-        self.barred = [  # what no query of step 0 may see: rows behind the beginning of its chain
+        self.chains, self.num_chains = rows.chains, rows.num_chains
+        self.texts = torch.arange(len(rows.num_rows)).repeat_interleave(torch.tensor(rows.num_chains))
+        self.own: list[tuple[Tensor, Tensor]] = []  # keys and values of the chains' steps, (heads, C, d)
+        self.barred = [  # what no query may see of its text's rows: those behind the beginning of its chain
             torch.ones(chains, count, dtype=torch.bool, device=head.device).triu(count - chains + 1)
             for chains, count in zip(rows.num_chains, rows.num_rows, strict=True)
         ]
 
+    def keep(self, kept: Tensor) -> None:
+        """Goes on with some of the chains, given by their places among those that are left, ascending."""
+        self.own = [(keys[:, kept], values[:, kept]) for keys, values in self.own]
+        places = [part.to(kept.device) for part in torch.arange(len(self.texts)).split(self.num_chains)]
+        inside = [kept[(kept >= part[0]) & (kept <= part[-1])] - part[0] if len(part) else part for part in places]
+        self.barred = [barred[chosen] for barred, chosen in zip(self.barred, inside, strict=True)]
+        self.chains, self.texts = self.chains[kept], self.texts[kept.cpu()]
+        self.num_chains = torch.bincount(self.texts, minlength=len(self.num_chains)).tolist()
+
     def read(self, tokens: Tensor, hidden: Tensor, step: int) -> Tensor:
-        """States of all chains at a step, shape (C, H).
+        """States of the chains at a step, shape (C, H).
 
         Args:
-            tokens: of all rows at step 0, then of all chains.
+            tokens: of all rows at step 0, then of the chains.
             hidden: likewise, shape (R, H) or (C, H).
             step: the steps before have been read.
         """
@@ -162,18 +189,28 @@ class Trace:
         residual = normed if layer.norm_before_residual else hidden
         embeds = embeds if layer.input_layernorm is None else layer.input_layernorm(embeds)
         source = torch.cat([embeds.to(normed), normed], dim=-1)
-        positions = rows.positions if step == 0 else rows.positions[rows.chains] + step
-        rotation = self._rotation(positions, residual.dtype)
-        sizes = rows.num_rows if step == 0 else rows.num_chains
-        self.keys.append(self._heads(self.attention.k_proj, self.attention.k_norm, source, rotation).split(sizes, 1))
-        self.values.append(self._heads(self.attention.v_proj, None, source, None).split(sizes, 1))
+        rotation = self._rotation(rows.positions if step == 0 else rows.positions[self.chains] + step, residual.dtype)
+        keys = self._heads(self.attention.k_proj, self.attention.k_norm, source, rotation)
+        values = self._heads(self.attention.v_proj, None, source, None)
         if step == 0:
-            source, residual = source[rows.chains], residual[rows.chains]
-            rotation = self._rotation(rows.positions[rows.chains], residual.dtype)
+            self.keys, self.values = keys.split(rows.num_rows, 1), values.split(rows.num_rows, 1)
+            source, residual = source[self.chains], residual[self.chains]
+            rotation = self._rotation(rows.positions[self.chains], residual.dtype)
+        else:
+            self.own.append((keys, values))
         queries = self._heads(self.attention.q_proj, self.attention.q_norm, source, rotation)
-        attended = [self._attended(query, text) for text, query in enumerate(queries.split(rows.num_chains, 1))]
-        states = residual + self.attention.o_proj(torch.cat(attended))
+        states = residual + self.attention.o_proj(self._attended_by_all(queries))
         return states + layer.mlp(layer.post_attention_layernorm(states))
+
+    def _attended_by_all(self, queries: Tensor) -> Tensor:
+        """Text by text: (heads, C, d) -> (C, heads * d)."""
+        own = [[both.split(self.num_chains, 1) for both in step] for step in self.own]
+        return torch.cat(
+            [
+                self._attended(query, text, [(keys[text], values[text]) for keys, values in own])
+                for text, query in enumerate(queries.split(self.num_chains, 1))
+            ]
+        )
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cos, sin = self.head.rotary(positions[None], dtype)
@@ -185,19 +222,19 @@ class Trace:
         heads = (heads if norm is None else norm(heads)).transpose(0, 1)
         return heads if rotation is None else rotated(heads, rotation)
 
-    def _attended(self, queries: Tensor, text: int) -> Tensor:
-        """What one text's chains (heads, A, d) take from the rows they see, shape (A, heads * d)."""
-        keys, values = [step[text] for step in self.keys], [step[text] for step in self.values]
-        groups, count = len(keys[0]), queries.shape[1]
+    def _attended(self, queries: Tensor, text: int, own: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """What one text's chains (heads, A, d) take from the rows they see and their own steps, (A, heads * d)."""
+        keys, values = self.keys[text], self.values[text]
+        groups, count = len(keys), queries.shape[1]
         if count == 0:
             return queries.transpose(0, 1).flatten(1)
         grouped = queries.unflatten(0, (groups, -1)) * self.attention.head_dim**-0.5  # (groups, G, A, d)
-        before = grouped.flatten(1, 2) @ keys[0].transpose(1, 2)
+        before = grouped.flatten(1, 2) @ keys.transpose(1, 2)
         before = before.unflatten(1, (-1, count)).masked_fill(self.barred[text], -torch.inf)
-        own = [(grouped * key[:, None]).sum(dim=-1, keepdim=True) for key in keys[1:]]
-        weights = torch.cat([before, *own], dim=-1).softmax(dim=-1).to(queries)
-        of_rows, *of_own = weights.split([keys[0].shape[1], *[1] * len(own)], dim=-1)
-        taken = (of_rows.flatten(1, 2) @ values[0]).unflatten(1, (-1, count))
-        for share, value in zip(of_own, values[1:], strict=True):
+        itself = [(grouped * key[:, None]).sum(dim=-1, keepdim=True) for key, _ in own]
+        weights = torch.cat([before, *itself], dim=-1).softmax(dim=-1).to(queries)
+        of_rows, *of_own = weights.split([keys.shape[1], *[1] * len(own)], dim=-1)
+        taken = (of_rows.flatten(1, 2) @ values).unflatten(1, (-1, count))
+        for share, (_, value) in zip(of_own, own, strict=True):
             taken = taken + share * value[:, None]
         return taken.flatten(0, 1).transpose(0, 1).flatten(1)
