@@ -24,7 +24,7 @@ from transformers import (
 )
 
 import hf_specdec
-from hf_specdec import DraftModel, PromptLookup, TokenRecycling
+from hf_specdec import DraftModel, PromptLookup, TokenRecycling, host
 from hf_specdec.drafters import Drafter, DraftSession
 from tests.models import jittered, prompts, tiny
 
@@ -225,6 +225,10 @@ def test_learned_prefixes_stay_in_front(seed, num_rows):
     plain = prefixed.generate(**given)
     hf_specdec.enable(base)
     for drafter in (PromptLookup(1, 3), TokenRecycling(9), DraftModel(jittered(base, 0.02))):
+        if host.CACHE_NAME == "past_key_values":  # older hosts show a mask that does not cover the prefix
+            with pytest.raises(ValueError, match="rows cannot be told apart"):
+                prefixed.generate(**given, assistant=drafter)
+            continue
         assert torch.equal(prefixed.generate(**given, assistant=drafter), plain)
         assert drafter.stats.drafted > drafter.stats.accepted  # so there were holes to hide
 
