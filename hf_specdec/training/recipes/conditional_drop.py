@@ -6,10 +6,13 @@ slots of its chain before it. A slot is only kept if those before it are, so eve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from hf_specdec.training.recipes.base import Losses
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,22 @@ class Slots:
         sees_text = (depths == 0) & (places <= places[:, None])
         sees_own = (depths > 0) & (places == places[:, None]) & (depths <= depths[:, None])
         return (sees_text | sees_own)[None, None]
+
+
+def summed(parts: Iterable[tuple[Tensor, Tensor, Tensor]], depth: int, total: Tensor) -> Losses:
+    """Sums of losses, and counts by depth.
+
+    Args:
+        parts: of every text the losses of its slots, whether the text's token was best, and their depths from 0 on.
+        depth: how many depths there are.
+        total: where the sum begins, of no dimensions: a zero of the right kind and place.
+    """
+    hits, seen = torch.zeros(depth, dtype=torch.long), torch.zeros(depth, dtype=torch.long)
+    for losses, is_best, depths in parts:
+        total = total + losses.sum()
+        hits += torch.bincount(depths[is_best].cpu(), minlength=depth)
+        seen += torch.bincount(depths.cpu(), minlength=depth)
+    return Losses(total, int(seen.sum()), tuple(hits.tolist()), tuple(seen.tolist()))
 
 
 def keep_all(places: Tensor, depth: int) -> Slots:

@@ -13,7 +13,7 @@ from hf_specdec.training.examples import Example
 from hf_specdec.training.features import Text
 from hf_specdec.training.losses import cross_entropy, mean_rows
 from hf_specdec.training.recipes.base import Losses, RecipeOptions
-from hf_specdec.training.recipes.conditional_drop import Slots, draw_slots, keep_all, unused_id
+from hf_specdec.training.recipes.conditional_drop import Slots, draw_slots, keep_all, summed, unused_id
 from hf_specdec.training.recipes.heads import HeadRecipe, head_config
 
 
@@ -33,14 +33,9 @@ class PEagle(HeadRecipe):
         )
 
     def losses(self, texts: Sequence[Text], seed: int = 0) -> Losses:
-        parts = [self._losses(text, seed + number) for number, text in enumerate(texts) if _num_rows(text)]
-        hits, seen = torch.zeros(self.depth, dtype=torch.long), torch.zeros(self.depth, dtype=torch.long)
+        parts = (self._losses(text, seed + number) for number, text in enumerate(texts) if _num_rows(text))
         total = self.output.new_zeros((), dtype=torch.promote_types(self.output.dtype, torch.float32))
-        for losses, is_best, depths in parts:
-            total = total + losses.sum()
-            hits += torch.bincount(depths[is_best].cpu(), minlength=self.depth)
-            seen += torch.bincount(depths.cpu(), minlength=self.depth)
-        return Losses(total, int(seen.sum()), tuple(hits.tolist()), tuple(seen.tolist()))
+        return summed(parts, self.depth, total)
 
     def _losses(self, text: Text, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, whether the text's token was best, and depths, of one text's rows and slots that learn."""

@@ -12,7 +12,7 @@ from hf_specdec.training.examples import Example
 from hf_specdec.training.features import Text
 from hf_specdec.training.losses import cross_entropy, mean_rows
 from hf_specdec.training.recipes.base import Losses, RecipeOptions
-from hf_specdec.training.recipes.conditional_drop import Slots, draw_slots, keep_all, unused_id
+from hf_specdec.training.recipes.conditional_drop import Slots, draw_slots, keep_all, summed, unused_id
 from hf_specdec.training.recipes.students import StudentRecipe, student_of
 
 
@@ -43,14 +43,9 @@ class Pard(StudentRecipe):
         return cls(target, student_of(target, options.num_layers), options, mask)
 
     def losses(self, texts: Sequence[Text], seed: int = 0) -> Losses:
-        parts = [self._losses(text, seed + number) for number, text in enumerate(texts)]
-        hits, seen = torch.zeros(self.depth, dtype=torch.long), torch.zeros(self.depth, dtype=torch.long)
+        parts = (self._losses(text, seed + number) for number, text in enumerate(texts))
         total = torch.zeros((), dtype=self.fine, device=self.student.device)
-        for losses, is_best, depths in parts:
-            total = total + losses.sum()
-            hits += torch.bincount(depths[is_best].cpu(), minlength=self.depth)
-            seen += torch.bincount(depths.cpu(), minlength=self.depth)
-        return Losses(total, int(seen.sum()), tuple(hits.tolist()), tuple(seen.tolist()))
+        return summed(parts, self.depth, total)
 
     def _losses(self, text: Text, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         options = self.options
