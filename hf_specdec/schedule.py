@@ -173,11 +173,11 @@ class Trials:
 
 
 class Keep:
-    """Whether a drafter that copies earns its keep: what it adds to the plans against the time it takes.
+    """Whether a drafter that copies earns its keep: the tokens that only it had against the time it takes.
 
     Attributes:
-        gain: by how much it has lately made rounds more worthwhile, on average.
-        cost: what share of a round asking and teaching it has lately taken.
+        gain: share of a round's tokens that no drafter before it had, lately and on average.
+        cost: share of a round's seconds that asking and teaching it have taken, likewise.
     """
 
     def __init__(self) -> None:
