@@ -1,7 +1,7 @@
 """`hf-specdec data`: prompts, answered by the target itself, as a folder of training data.
 
-The work is done in rounds of one batch, one shard each. What a round does follows from the seed and the shards before
-it, so a run that is killed goes on where the last whole shard ends.
+The work is done in rounds of a few batches, one shard each. What a round does follows from the seed and the shards
+before it, so a run that is killed goes on where the last whole shard ends.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from hf_specdec.vocabulary import tokenizer_fingerprint
 _SHARE_GREEDY = 0.5
 _TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
 _MAX_PROMPT_TOKENS = 1024
+# Prompts of like length are written together, since every row of a batch is as long as its longest.
+_BATCHES_PER_ROUND = 4
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class DataMaker:
 
     def _asked(self, index: int) -> list[Example]:
         """The round's prompts, as examples without an answer of their own yet."""
-        count, share = self.options.batch_size, self.options.share_written
+        count, share = self.options.batch_size * _BATCHES_PER_ROUND, self.options.share_written
         written: list[Example] = []
         if self.writer is not None:
             passages = [self._text(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
@@ -206,16 +208,21 @@ class DataMaker:
     # --- answers of a round ---
 
     def _answered(self, asked: list[Example], index: int) -> list[Example]:
-        """The round's prompts with answers, in the order they were asked."""
+        """The round's prompts with answers."""
         chance = random.Random(f"{self.options.seed} {index} answers")
         generator = torch.Generator().manual_seed(chance.getrandbits(62))
-        heat = [0.0 if chance.random() < _SHARE_GREEDY else chance.choice(_TEMPERATURES) for _ in asked]
-        prompts = [example.prompt for example in asked]
-        texts = write(self.model, prompts, heat, self.options.max_new_tokens, self.ends, generator)
-        return [
-            replace(example, answer=tuple(text.tokens), temperature=temperature, finished=text.finished)
-            for example, text, temperature in zip(asked, texts, heat, strict=True)
-        ]
+        heated = [(e, 0.0 if chance.random() < _SHARE_GREEDY else chance.choice(_TEMPERATURES)) for e in asked]
+        heated.sort(key=lambda pair: len(pair[0].prompt))
+        answered: list[Example] = []
+        for start in range(0, len(heated), self.options.batch_size):
+            batch = heated[start : start + self.options.batch_size]
+            prompts, heat = [example.prompt for example, _ in batch], [temperature for _, temperature in batch]
+            texts = write(self.model, prompts, heat, self.options.max_new_tokens, self.ends, generator)
+            for (example, temperature), text in zip(batch, texts, strict=True):
+                answer = tuple(text.tokens)
+                answered.append(replace(example, answer=answer, temperature=temperature, finished=text.finished))
+        chance.shuffle(answered)  # a reader of few shards sees all lengths
+        return answered
 
     # --- the record ---
 
