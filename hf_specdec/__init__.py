@@ -20,7 +20,9 @@ from hf_specdec.drafters.base import FILES
 from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
 from hf_specdec.hub import drafter_from, load_drafter
 from hf_specdec.publishing import push_to_hub, save_pretrained
+from hf_specdec.rounds import Trace
 from hf_specdec.stats import SpecStats
+from hf_specdec.tracing import trace
 from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor
 
 RESOLVERS.append(drafter_from)
@@ -43,6 +45,7 @@ __all__ = [
     "SpecStats",
     "Suffix",
     "TokenRecycling",
+    "Trace",
     "as_candidate_generator",
     "best_exit_layer",
     "check",
@@ -53,4 +56,5 @@ __all__ = [
     "push_to_hub",
     "save_pretrained",
     "speculate",
+    "trace",
 ]

@@ -24,6 +24,7 @@ from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.stats import SpecStats
 from hf_specdec.stopping import Stopping
 from hf_specdec.streaming import Stream
+from hf_specdec.tracing import Tracer
 from hf_specdec.verify import run_prompt, run_target
 
 logger = logging.get_logger(__name__)
@@ -88,6 +89,7 @@ class SpeculativeLoop:
         self.session = self._new_session(options)
         self.noise = self._new_noise(options)
         self.stream = Stream(streamer, self.state)  # last: up to here a call can be refused without a trace
+        self.tracer = Tracer(drafter.name, self.state)
 
     def run(self) -> Any:
         """Decodes all rows and returns what plain `generate` would."""
@@ -127,6 +129,7 @@ class SpeculativeLoop:
             self.session.commit(self.state, outcome, target_pass)
             self.stream.advance(self.state)
             self._drop_finished_rows()
+        self.tracer.end_round(self.stats.seconds)
 
     def _new_session(self, options: SpeculationOptions) -> DraftSession:
         """Starts the drafter: at fixed lengths if the call wants them, else only as far as it pays."""
@@ -227,11 +230,13 @@ class SpeculativeLoop:
 
     def _record(self, draft: Draft, outcome: Outcome) -> None:
         self.stats.target_passes += 1
-        names = draft.arms or [self.drafter.name] * len(self.state.rows)
+        arms = draft.arms or [None] * len(self.state.rows)
+        names = [name or self.drafter.name for name in arms]
         counts = zip(self.state.rows, outcome.drafted, outcome.accepted, outcome.emitted, names, strict=True)
         for row, drafted, accepted, emitted, name in counts:
             if not self.state.finished[row]:
-                self.stats.record_row(drafted, accepted, emitted, name or self.drafter.name)
+                self.stats.record_row(drafted, accepted, emitted, name)
+        self.tracer.record(self.state, draft, outcome, names)
 
     def _drop_finished_rows(self) -> None:
         """Takes ended rows out of the passes, unless something needs the batch whole."""

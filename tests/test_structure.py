@@ -12,13 +12,13 @@ PACKAGE = Path(hf_specdec.__file__).parent
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
     ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions"],
-    ["chains", "paths", "history", "recycling"],
+    ["chains", "paths", "rounds", "history", "recycling"],
     ["host", "trees"],
     ["fingerprints", "provenance"],
     ["heads.eagle", "heads"],
     ["state", "slots", "halves", "cached_model", "request"],
     ["verify", "scorer"],
-    ["stopping", "streaming", "recording", "room"],
+    ["stopping", "streaming", "tracing", "recording", "room"],
     ["judge"],
     ["drafters.base", "drafters.lookup_on_device", "drafters.prompt_lookup", "drafters.suffix"],
     ["drafters.token_recycling"],
