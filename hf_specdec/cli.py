@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_generate(commands)
+    _add_report(commands)
     _add_check(commands)
     _add_bench(commands)
     _add_data(commands)
@@ -76,6 +77,11 @@ def _add_generate(commands: Any) -> None:
     _add_model_options(parser)
     _add_assistant(parser)
     parser.add_argument("--prompt", required=True, help='the prompt; "-" reads it from standard input')
+    _add_generation(parser)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write down every round, for hf-specdec report")
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     parser.add_argument("--no-chat-template", action="store_true", help="continue the prompt as it is")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="most tokens to generate (256)")
@@ -91,26 +97,48 @@ def _add_generate(commands: Any) -> None:
 
 
 def _run_generate(arguments: argparse.Namespace) -> None:
-    import torch
+    from contextlib import nullcontext
+
     from transformers import TextStreamer
 
     import hf_specdec
-    from hf_specdec.loading import encode, load_target
+    from hf_specdec.loading import load_target
 
-    settings = _sampling(arguments) | _given(arguments, "num_draft_tokens", "verification")
+    settings = _generation_settings(arguments)
+    if arguments.trace is not None:
+        _refuse_homeless(arguments.trace)
     model, tokenizer = load_target(arguments.target, arguments.dtype, arguments.device)
+    settings["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    with nullcontext([]) if arguments.trace is None else hf_specdec.trace() as traces:
+        _generate(arguments, model, tokenizer, [arguments.prompt], settings)
+    print(f"\n{hf_specdec.last_stats(model)}", file=sys.stderr)
+    for trace in traces:
+        _recorded(arguments, model, tokenizer, trace).save(arguments.trace)
+
+
+def _generate(arguments: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str], settings: Any) -> None:
+    """One call for all prompts."""
+    import torch
+
+    import hf_specdec
+    from hf_specdec.loading import encode
+
     hf_specdec.enable(model)
     if arguments.seed is not None:
         torch.manual_seed(arguments.seed)
+    chats = [_chat(arguments, prompt) for prompt in prompts]
     model.generate(
-        **encode(tokenizer, [_chat(arguments)], model.device, use_template=not arguments.no_chat_template),
+        **encode(tokenizer, chats, model.device, use_template=not arguments.no_chat_template),
         **settings,
         assistant=arguments.assistant,
         max_new_tokens=arguments.max_new_tokens,
-        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         pad_token_id=tokenizer.pad_token_id,
     )
-    print(f"\n{hf_specdec.last_stats(model)}", file=sys.stderr)
+
+
+def _generation_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Settings of the host's sampling and of ours."""
+    return _sampling(arguments) | _given(arguments, "num_draft_tokens", "verification")
 
 
 def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -127,10 +155,81 @@ def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"do_sample": False}
 
 
-def _chat(arguments: argparse.Namespace) -> list[dict[str, str]]:
+def _chat(arguments: argparse.Namespace, prompt: str) -> list[dict[str, str]]:
     system = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    return [*system, {"role": "user", "content": prompt}]
+    return [*system, {"role": "user", "content": sys.stdin.read() if prompt == "-" else prompt}]
+
+
+# --- report -----------------------------------------------------------------------------------------------
+
+
+def _add_report(commands: Any) -> None:
+    parser = _command(commands, "report", _run_report, "one HTML page of a call: who produced every token, by round")
+    parser.add_argument(
+        "recorded", nargs="?", type=Path, metavar="RUN.json", help="of generate --trace; else give a --prompt"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page (report.html)"
+    )
+    calling = parser.add_argument_group("to make a call now")
+    calling.add_argument("--prompt", action="append", default=[], help='may be repeated, for a batch; "-" reads one')
+    calling.add_argument("--save-run", type=Path, metavar="FILE", help="also write what RUN.json is read from")
+    _add_model_options(parser)
+    _add_assistant(parser, default="auto")
+    _add_generation(parser)
+
+
+def _run_report(arguments: argparse.Namespace) -> None:
+    from hf_specdec.pages import Run, write_page
+
+    if (arguments.recorded is None) == (not arguments.prompt):
+        raise ValueError("give either a RUN.json that was recorded, or a --prompt to make a call with.")
+    for path in filter(None, (arguments.output, arguments.save_run)):
+        _refuse_homeless(path)
+    run = _traced(arguments) if arguments.recorded is None else Run.load(arguments.recorded)
+    if arguments.save_run is not None:
+        run.save(arguments.save_run)
+    print(write_page(run, arguments.output))
+
+
+def _traced(arguments: argparse.Namespace) -> Any:
+    """Makes the call that is to be shown."""
+    import hf_specdec
+    from hf_specdec.loading import load_target
+
+    settings = _generation_settings(arguments)
+    model, tokenizer = load_target(arguments.target, arguments.dtype, arguments.device)
+    with hf_specdec.trace() as traces:
+        _generate(arguments, model, tokenizer, arguments.prompt, settings)
+    return _recorded(arguments, model, tokenizer, traces[0])
+
+
+def _recorded(arguments: argparse.Namespace, model: Any, tokenizer: Any, trace: Any) -> Any:
+    """A traced call with what is known about it."""
+    from datetime import datetime, timezone
+
+    import hf_specdec
+    from hf_specdec.loading import target_name
+    from hf_specdec.pages import Run
+    from hf_specdec.versions import versions
+
+    named = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "num_draft_tokens", "verification")
+    about = {
+        "target": target_name(model),
+        "assistant": arguments.assistant,
+        "numbers": f"{arguments.dtype} on {model.device}",
+        "settings": ", ".join(f"{name} {value}" for name, value in _given(arguments, *named).items()),
+        "made": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "with": ", ".join(f"{name} {version}" for name, version in versions().items()),
+    }
+    check = hf_specdec.check(model, arguments.assistant, tokenizer=tokenizer, batch=len(trace.prompts))
+    return Run.of(trace, tokenizer, about, check)
+
+
+def _refuse_homeless(path: Path) -> None:
+    """Raises `ValueError` before a long call if its result could not be written."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written: it is a folder, or lies in none that exists. Name another file.")
 
 
 # --- check ------------------------------------------------------------------------------------------------
@@ -365,10 +464,8 @@ def _add_placement(parser: Any) -> None:
     parser.add_argument("--device", help="such as cpu or cuda (an accelerator if there is one)")
 
 
-def _add_assistant(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--assistant", default="prompt-lookup", help="a strategy's name, a folder or a Hub id (prompt-lookup)"
-    )
+def _add_assistant(parser: argparse.ArgumentParser, default: str = "prompt-lookup") -> None:
+    parser.add_argument("--assistant", default=default, help=f"a strategy's name, a folder or a Hub id ({default})")
 
 
 def _options(kind: Any, arguments: argparse.Namespace) -> Any:

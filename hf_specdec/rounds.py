@@ -8,8 +8,8 @@ from typing import Any
 from hf_specdec.paths import chain_of
 from hf_specdec.stats import PHASES, SpecStats
 
-# What a round's last token is: the target's own choice in place of a refused one, behind a draft that stayed to its end,
-# or without any draft. `None` where the row was cut behind a drafted token.
+# What a round's last token is: the target's own choice in place of a refused one, behind a draft that stayed to its
+# end, or without any draft.
 CORRECTION, BONUS, PLAIN = "correction", "bonus", "plain"
 
 
@@ -41,7 +41,9 @@ class RowRound:
             _check_ids(name, getattr(self, name))
         _check_ids("row", [self.row])
         if (self.arm is None) != (not self.drafted) or not isinstance(self.arm, str | None):
-            raise ValueError(f"arm={self.arm!r} with {len(self.drafted)} drafted tokens: a name and tokens, or neither.")
+            raise ValueError(
+                f"arm={self.arm!r} with {len(self.drafted)} drafted tokens: a name and tokens, or neither."
+            )
         if self.parents is not None:
             _check_ids("parents", self.parents, least=-1)
             if len(self.parents) != len(self.drafted) or any(parent >= i for i, parent in enumerate(self.parents)):
@@ -51,7 +53,9 @@ class RowRound:
         parents = self.known_parents
         follows = [parents[place] for place in self.kept] == [-1, *self.kept][: len(self.kept)]
         if not follows or self.emitted[: len(self.kept)] != [self.drafted[place] for place in self.kept]:
-            raise ValueError(f"kept={self.kept} must be a path of drafted tokens that emitted={self.emitted} begins with.")
+            raise ValueError(
+                f"kept={self.kept} must be a path of drafted tokens that emitted={self.emitted} begins with."
+            )
         if len(self.emitted) > len(self.kept) + 1:
             raise ValueError(f"emitted={self.emitted} may have one token more than stayed, not more.")
 

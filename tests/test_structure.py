@@ -36,6 +36,7 @@ LAYERS = [
     ["checks.measure", "checks.compat"],
     ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
     [""],
+    ["pages.files", "pages.pieces", "pages.run", "pages.charts", "pages.page", "pages"],
     ["checks.report", "checks.bench", "checks.show", "demo"],
     ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
     ["training.losses", "training.features"],
