@@ -109,7 +109,8 @@ def _run_generate(arguments: argparse.Namespace) -> None:
         _refuse_homeless(arguments.trace)
     model, tokenizer = load_target(arguments.target, arguments.dtype, arguments.device)
     settings["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    with nullcontext([]) if arguments.trace is None else hf_specdec.trace() as traces:
+    tracing: Any = nullcontext([]) if arguments.trace is None else hf_specdec.trace()
+    with tracing as traces:
         _generate(arguments, model, tokenizer, [arguments.prompt], settings)
     print(f"\n{hf_specdec.last_stats(model)}", file=sys.stderr)
     for trace in traces:

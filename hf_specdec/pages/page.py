@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
+from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -156,7 +157,7 @@ def _row(run: Run, row: int, styles: dict[str, str]) -> str:
     )
 
 
-def _rounds_of(run: Run, row: int) -> Any:
+def _rounds_of(run: Run, row: int) -> Iterator[tuple[int, RowRound, Pieces]]:
     """A row's rounds: the place among all rounds, what happened, what it looks like."""
     for index, (turn, texts) in enumerate(zip(run.trace.rounds, run.pieces, strict=True)):
         for part, pieces in zip(turn.rows, texts, strict=True):
@@ -298,13 +299,15 @@ def _findings(run: Run) -> str:
 
 def _data(run: Run, styles: dict[str, str]) -> str:
     """Every row's rounds as JSON that cannot end its element."""
-    rows = [[_round_data(run, *found, styles) for found in _rounds_of(run, row)] for row in range(len(run.prompts))]
+    rows = [
+        [_round_data(run, index, part, pieces, styles) for index, part, pieces in _rounds_of(run, row)]
+        for row in range(len(run.prompts))
+    ]
     return json.dumps({"meanings": _MEANINGS, "rows": rows}).replace("<", "\\u003c").replace("&", "\\u0026")
 
 
 def _round_data(run: Run, index: int, part: RowRound, pieces: Pieces, styles: dict[str, str]) -> dict[str, Any]:
     return {
-        "index": index + 1,
         "sharing": len(run.trace.rounds[index].rows),
         "seconds": run.trace.rounds[index].seconds,
         "arm": part.arm,

@@ -27,6 +27,9 @@ class Run:
         pieces: what the tokens of every round look like, by row, in the trace's order.
         about: what else is to be shown, by name, such as the target.
         findings: what a check of the pair found.
+
+    Raises:
+        ValueError: if there is not one text for every token.
     """
 
     trace: Trace
@@ -34,6 +37,16 @@ class Run:
     pieces: list[list[Pieces]]
     about: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        texts = [*self.prompts, *self.about, *self.about.values()]
+        texts += [text for turn in self.pieces for part in turn for text in (*part.drafted, *part.emitted)]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("prompts, about and pieces must hold texts.")
+        tokens = [[(len(part.drafted), len(part.emitted)) for part in turn.rows] for turn in self.trace.rounds]
+        found = [[(len(part.drafted), len(part.emitted)) for part in turn] for turn in self.pieces]
+        if tokens != found or len(self.prompts) != len(self.trace.prompts):
+            raise ValueError("there must be one text for every prompt and for every token of every round.")
 
     @classmethod
     def of(
@@ -71,35 +84,22 @@ class Run:
             FileNotFoundError: if there is no such file.
         """
         try:
-            return cls._from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            return _run_from(json.loads(Path(path).read_text(encoding="utf-8")))
         except ValueError as error:  # no JSON, no UTF-8, or not a run's
             raise ValueError(f"{path} is no run as hf-specdec generate --trace writes it: {error}") from error
 
-    @classmethod
-    def _from_dict(cls, document: Any) -> Run:
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise ValueError(f'it does not say "format": "{FORMAT}".')
-        if document.get("version") != VERSION:
-            raise ValueError(f"version={document.get('version')!r} is unknown; this release reads {VERSION}.")
-        try:
-            pieces = [[Pieces(**texts) for texts in turn] for turn in document["pieces"]]
-            findings = [Finding(**_checked_finding(found)) for found in document["findings"]]
-            run = cls(Trace.from_dict(document["trace"]), document["prompts"], pieces, document["about"], findings)
-            run._check()
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"a part is missing or of another type ({type(error).__name__}: {error}).") from error
-        return run
 
-    def _check(self) -> None:
-        """Raises `ValueError` if the texts are not those of the trace's tokens."""
-        texts = [*self.prompts, *self.about, *self.about.values()]
-        texts += [text for turn in self.pieces for part in turn for text in (*part.drafted, *part.emitted)]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("prompts, about and pieces must hold texts.")
-        shapes = [[(len(part.drafted), len(part.emitted)) for part in turn.rows] for turn in self.trace.rounds]
-        found = [[(len(part.drafted), len(part.emitted)) for part in turn] for turn in self.pieces]
-        if shapes != found or len(self.prompts) != len(self.trace.prompts):
-            raise ValueError("there must be one text for every prompt and for every token of every round.")
+def _run_from(document: Any) -> Run:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f'it does not say "format": "{FORMAT}".')
+    if document.get("version") != VERSION:
+        raise ValueError(f"version={document.get('version')!r} is unknown; this release reads {VERSION}.")
+    try:
+        pieces = [[Pieces(**texts) for texts in turn] for turn in document["pieces"]]
+        findings = [Finding(**_checked_finding(found)) for found in document["findings"]]
+        return Run(Trace.from_dict(document["trace"]), document["prompts"], pieces, document["about"], findings)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"a part is missing or of another type ({type(error).__name__}: {error}).") from error
 
 
 def _checked_finding(found: dict[str, str]) -> dict[str, str]:
