@@ -44,7 +44,7 @@ def test_help_names_all_commands(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("demo", "generate", "check", "bench"))
+    assert all(command in shown for command in ("demo", "generate", "report", "check", "bench"))
 
 
 @pytest.mark.parametrize("assistant", ["prompt-lookup", "ngram", "a folder"])

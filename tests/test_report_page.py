@@ -8,6 +8,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from hf_specdec import Finding, Trace
 from hf_specdec.cli import main
@@ -15,6 +16,7 @@ from hf_specdec.pages import Run, page, write_page
 from hf_specdec.pages.pieces import pieces_of
 from hf_specdec.rounds import RowRound, TracedRound
 from tests.browser import CHROMIUM, Browser
+from tests.test_documents import blocks
 from tests.tokenizers_for_tests import SENTENCES, save_tiny, trained_tokenizer
 
 EVIL = '<script>alert("1")</script>\n</script><!-- & <img src=x onerror=alert(2)>'
@@ -249,6 +251,15 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, mon
     assert message in shown and shown.count("\n") == 1
 
 
+def test_the_python_of_the_document_runs(target, tokenizer, tmp_path, monkeypatch, capsys):
+    (block,) = blocks("docs/report.md", "python")
+    model = AutoModelForCausalLM.from_pretrained(target)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"model": model, "tokenizer": tokenizer, "inputs": tokenizer(SENTENCES[0], return_tensors="pt")})
+    assert "prefill" in capsys.readouterr().out
+    assert Run.load("run.json").about["why"] in (tmp_path / "report.html").read_text()
+
+
 # --- in a browser -----------------------------------------------------------------------------------------
 
 
@@ -332,9 +343,22 @@ def test_pointing_shows_a_round_as_it_was(browser, shown, run):
         visible = [p.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·") or "…" for p in pieces.drafted]
         assert sorted(found) == sorted(visible)
         assert browser.run("document.querySelectorAll('#round del').length") == len(part.drafted) - len(part.kept)
-        assert (part.parents is None) == (browser.run("document.querySelector('#round ul')") is None)
+        parents = part.known_parents
+        lines = sum(parent < 0 or parents.count(parent) > 1 for parent in parents)
+        assert browser.run("document.querySelectorAll('#round li').length") == lines
         said = browser.run("document.querySelector('#round').textContent")
         assert (part.arm or "") in said and "ms" in said
+    assert browser.complaints == []
+
+
+def test_a_tap_keeps_a_round(browser, shown):
+    browser.open(shown, 375, 812)
+    browser.point("h1")
+    browser.run("document.querySelector(\".text [data-round='3']\").click()")
+    browser.point("h1")
+    assert browser.run("document.querySelector('#round h3').textContent").startswith("Round 4 of")
+    panel = browser.run("document.querySelector('#round').getBoundingClientRect().height")
+    assert 0 < panel <= 0.43 * 812
     assert browser.complaints == []
 
 

@@ -25,17 +25,22 @@
     return element("span", "", shown, stayed ? "\u2713 " : "\u2717 ");
   }
 
-  function draft(round) {
-    if (round.parents === null) return element("p", "", ...round.drafted.map((_, place) => token(round, place)));
-    const root = element("ul", "");
-    const items = [];
-    round.parents.forEach((parent, place) => {
-      items.push(element("li", "", token(round, place)));
-      let list = parent < 0 ? root : items[parent].querySelector("ul");
-      if (!list) items[parent].append((list = element("ul", "")));
-      list.append(items[place]);
-    });
-    return root;
+  // What was drafted behind a place, -1 for the text: a line for every branch, indented where it parts.
+  function branches(round, parent) {
+    const parents = round.parents ?? round.drafted.map((_, place) => place - 1);
+    const behind = (place) => parents.flatMap((other, index) => (other === place ? [index] : []));
+    const list = element("ul", "");
+    for (const first of behind(parent)) {
+      const run = [first];
+      let next = behind(first);
+      while (next.length === 1) {
+        run.push(next[0]);
+        next = behind(next[0]);
+      }
+      list.append(element("li", "", ...run.map((place) => token(round, place))));
+      if (next.length) list.lastChild.append(branches(round, run[run.length - 1]));
+    }
+    return list;
   }
 
   function times(round) {
@@ -56,7 +61,7 @@
     const parts = [element("h3", "", `Round ${Number(at.dataset.round) + 1} of ${rounds.length}`)];
     if (round.arm !== null) {
       parts.push(element("p", "", `${round.arm} drafted ${plural(round.drafted.length, "token")}; ${round.kept.length} stayed.`));
-      parts.push(draft(round));
+      parts.push(branches(round, -1));
     }
     if (round.last !== null) {
       const own = element("span", `piece ${round.last}`, visible(round.own));
