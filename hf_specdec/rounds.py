@@ -65,6 +65,14 @@ class RowRound:
         return chain_of(len(self.drafted)) if self.parents is None else self.parents
 
     @property
+    def depth(self) -> int:
+        """Tokens of the longest path."""
+        depths: list[int] = []
+        for parent in self.known_parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
+    @property
     def last(self) -> str | None:
         """What the last token is: `CORRECTION`, `BONUS` or `PLAIN`; `None` if it was drafted."""
         if len(self.emitted) == len(self.kept):
@@ -132,6 +140,22 @@ class Trace:
             for phase, seconds in turn.seconds.items() if arm is None else ():
                 stats.seconds[phase] += seconds
         return stats
+
+    def by_depth(self, arm: str) -> tuple[list[int], list[int], list[int]]:
+        """A drafter's rounds by depth in the draft, which in a chain is the position, from 0.
+
+        Returns:
+            Rounds whose drafts went so deep; of those, rounds in which all before it stayed and a token there was
+            judged; and rounds in which one stayed.
+        """
+        parts = [part for turn in self.rounds for part in turn.rows if part.arm == arm]
+        depths = range(max((part.depth for part in parts), default=0))
+        judged = [len(part.kept) + (part.last == CORRECTION) for part in parts]
+        return (
+            [sum(part.depth > depth for part in parts) for depth in depths],
+            [sum(count > depth for count in judged) for depth in depths],
+            [sum(len(part.kept) > depth for part in parts) for depth in depths],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The trace, ready for JSON."""

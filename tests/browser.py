@@ -59,8 +59,13 @@ class Browser:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._session = None
+        try:
+            self.ask("Browser.close")  # its children end with it
+            self._process.wait(timeout=_DEADLINE)
+        finally:
+            self._process.kill()
+            self._process.wait()
         os.close(self._write)
         os.close(self._read)
 

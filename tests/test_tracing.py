@@ -10,7 +10,7 @@ import pytest
 
 import hf_specdec
 from hf_specdec import Auto, PromptLookup, Suffix, TokenRecycling, Trace
-from hf_specdec.rounds import BONUS, CORRECTION, PLAIN, RowRound
+from hf_specdec.rounds import BONUS, CORRECTION, PLAIN, RowRound, TracedRound
 from tests.models import jittered, prompts, tiny
 from tests.tree_drafters import Bushy, Mixed, Oracle, bushy
 
@@ -70,6 +70,11 @@ def test_tokens_are_the_text_and_counts_the_statistics(batch, name, mode):
     assert counted.pop("seconds_per_token") == pytest.approx(told.pop("seconds_per_token"))
     assert counted == told
     assert trace.stats().drafted == sum(trace.stats(arm).drafted for arm in trace.arms) > 0
+    for arm in trace.arms:
+        stats, (drafted, judged, stayed) = trace.stats(arm), trace.by_depth(arm)
+        assert sum(stayed) == stats.accepted
+        if all(part.parents is None for turn in trace.rounds for part in turn.rows):
+            assert (drafted, judged, stayed) == (stats.drafted_at, stats.tested_at, stats.accepted_at)
     assert Trace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
 
 
@@ -101,6 +106,21 @@ def test_the_target_s_own_tokens_are_told_apart():
     assert RowRound(**tree, kept=[1], emitted=[6, 9]).last == BONUS
     assert RowRound(**tree, kept=[0, 2], emitted=[5, 7, 9]).last == BONUS
     assert RowRound(0, None, [], None, [], [9]).last == PLAIN
+
+
+def test_a_tree_is_counted_by_depth():
+    tree = {"row": 0, "arm": "x", "drafted": [5, 6, 7, 8], "parents": [-1, -1, 0, 2]}
+    parts = [
+        RowRound(**tree, kept=[], emitted=[9]),  # refused at once
+        RowRound(**tree, kept=[1], emitted=[6, 9]),  # along the short branch to its end
+        RowRound(**tree, kept=[0, 2], emitted=[5, 7, 9]),  # refused at the third
+        RowRound(**tree, kept=[0, 2], emitted=[5, 7]),  # cut behind the second
+        RowRound(0, "y", [5], None, [0], [5, 9]),
+    ]
+    trace = Trace("z", [[1]], [TracedRound({}, [part]) for part in parts])
+    assert trace.by_depth("x") == ([4, 4, 4], [4, 2, 1], [3, 2, 0])
+    assert trace.by_depth("y") == ([1], [1], [1])
+    assert trace.by_depth("z") == ([], [], [])
 
 
 def test_only_calls_inside_the_block_are_traced(batch):

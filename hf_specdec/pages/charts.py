@@ -52,7 +52,7 @@ def curves(shown: list[Curve], label: str) -> str:
         parts.append(f'<text x="{x}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{position}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 3}" text-anchor="middle">position in the draft</text>')
-    parts += [_curve(curve, last) for curve in shown]
+    parts += [_curve(curve, last) for curve in shown if curve.points]
     return "".join([*parts, "</svg>"])
 
 

@@ -232,39 +232,32 @@ def _curves(run: Run, stats: SpecStats, styles: dict[str, str]) -> str:
     """Both curves of every drafter, their legend and their figures."""
     if not stats.drafted:
         return "<p>Nothing was drafted.</p>"
-    of_arm = {arm: run.trace.stats(arm) for arm in styles}
-    conditional = [Curve(arm, styles[arm], s.accepted_at, s.tested_at) for arm, s in of_arm.items()]
-    whole = [Curve(arm, styles[arm], s.accepted_at, s.drafted_at) for arm, s in of_arm.items()]
+    counts = {arm: run.trace.by_depth(arm) for arm in styles}
     charts = {
-        "If all before it stayed": [curve for curve in conditional if curve.points],
+        "If all before it stayed": [Curve(arm, styles[arm], kept, judged) for arm, (_, judged, kept) in counts.items()],
         "At all, in drafts that go so far": [
-            _cut(curve, max(1, sum(map(bool, s.tested_at)))) for curve, s in zip(whole, of_arm.values(), strict=True)
+            Curve(arm, styles[arm], kept, drafted) for arm, (drafted, _, kept) in counts.items()
         ],
     }
     figures = [
         f"<figure><figcaption>{title}</figcaption>"
         f"{curves(shown, f'How often the token at a position of a draft stayed, {title.lower()}')}</figure>"
         for title, shown in charts.items()
-        if shown
+        if any(curve.points for curve in shown)
     ]
     legend = "".join(f"<li>{sample(style)} {escape(arm)}</li>" for arm, style in styles.items())
-    tables = "".join(_positions(arm, s) for arm, s in of_arm.items())
+    tables = "".join(_positions(arm, *columns) for arm, columns in counts.items())
     return (
         f'<div class="charts">{"".join(figures)}</div><ul class="legend">{legend}<li>larger dots: more drafts</li></ul>'
         f"<details><summary>The figures</summary>{tables}</details>"
     )
 
 
-def _cut(curve: Curve, length: int) -> Curve:
-    return Curve(curve.name, curve.style, curve.hits[:length], curve.tries[:length])
-
-
-def _positions(arm: str, stats: SpecStats) -> str:
+def _positions(arm: str, *columns: list[int]) -> str:
     """A drafter's counts by position."""
-    counts = zip(stats.drafted_at, stats.tested_at, stats.accepted_at, strict=True)
     lines = [
-        f'<tr><th scope="row">{position}</th><td>{drafted}</td><td>{tested}</td><td>{accepted}</td></tr>'
-        for position, (drafted, tested, accepted) in enumerate(counts, start=1)
+        f'<tr><th scope="row">{position}</th>{"".join(f"<td>{count}</td>" for count in counts)}</tr>'
+        for position, counts in enumerate(zip(*columns, strict=True), start=1)
     ]
     return _table(("position", "drafted", "judged", "stayed"), lines, caption=f"{arm}, rounds by position")
 
