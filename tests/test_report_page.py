@@ -20,8 +20,8 @@ from tests.test_documents import blocks
 from tests.tokenizers_for_tests import SENTENCES, save_tiny, trained_tokenizer
 
 EVIL = '<script>alert("1")</script>\n</script><!-- & <img src=x onerror=alert(2)>'
-TEXTS = [f"{EVIL}  two  spaces\n\n\ttab 😀🎉 naïve 日本語 🏳️‍🌈 end", "The quick brown fox, and the dog sleeps on."]
-PROMPTS = [f"say {EVIL}", "😀"]
+TEXTS = [f"{EVIL}  two  spaces\r\n\n\ttab 😀🎉 naïve 日本語 🏳️‍🌈 end", "The quick brown fox, and the dog sleeps on."]
+PROMPTS = [f"\nsay {EVIL}", "😀"]
 ARMS = ["suffix", "<b>model</b>", "prompt-lookup", "token-recycling", "a", "b", "c"]
 
 
@@ -289,6 +289,8 @@ def test_the_page_fits_the_window_and_its_script_runs(browser, shown, run, width
         "[...t.querySelectorAll('.t')].map(x => x.textContent).join(''))"
     )
     assert texts == ["".join(emitted(run, row)) for row in range(2)]
+    prompts = browser.run("[...document.querySelectorAll('.prompt')].map(t => t.textContent)")
+    assert prompts == run.prompts
     assert browser.run("document.scripts.length") == 2
     paper = browser.run("getComputedStyle(document.body).backgroundColor")
     assert (paper == "rgb(255, 255, 255)") != is_dark
@@ -340,8 +342,9 @@ def test_pointing_shows_a_round_as_it_was(browser, shown, run):
     for place, (part, pieces) in enumerate(parts):
         browser.point(f".text [data-round='{place}']")
         found = browser.run("[...document.querySelectorAll('#round del, #round .kept')].map(x => x.textContent)")
-        visible = [p.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·") or "…" for p in pieces.drafted]
-        assert sorted(found) == sorted(visible)
+        seen = [piece.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·") for piece in pieces.drafted]
+        assert sorted(text.removeprefix("…") for text in found) == sorted(seen)
+        assert all(text.strip("\r\u200d\u200e\ufe0f") for text in found)
         assert browser.run("document.querySelectorAll('#round del').length") == len(part.drafted) - len(part.kept)
         parents = part.known_parents
         lines = sum(parent < 0 or parents.count(parent) > 1 for parent in parents)

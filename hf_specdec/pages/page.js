@@ -14,7 +14,8 @@
   }
 
   const visible = (piece) =>
-    piece === "" ? "\u2026" : piece.replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5").replace(/ /g, "\u00b7");
+    (/^[\p{C}\p{M}]*$/u.test(piece.replace(/[\n\t]/g, " ")) ? "\u2026" : "") +
+    piece.replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5").replace(/ /g, "\u00b7");
 
   const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
+from unicodedata import category
 
 from hf_specdec.pages.charts import Curve, bar, curves, sample
 from hf_specdec.pages.files import write_text
@@ -48,7 +49,7 @@ def page(run: Run) -> str:
     stats = run.trace.stats()
     style, script = _asset("page.css"), _asset("page.js")
     return Template(_asset("page.html")).substitute(
-        title=escape(f"{run.about.get('target', 'A target')} with {run.trace.assistant}"),
+        title=_text(f"{run.about.get('target', 'A target')} with {run.trace.assistant}"),
         style=style,
         style_hash=_hash(style),
         script=script,
@@ -73,7 +74,7 @@ def _hash(text: str) -> str:
 
 
 def _definitions(shown: dict[str, str]) -> str:
-    return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in shown.items())
+    return "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in shown.items())
 
 
 def _figures(stats: SpecStats) -> dict[str, str]:
@@ -122,14 +123,14 @@ def _who_line(who: str, look: str, style: str, tokens: int, stats: SpecStats, ar
     share = tokens / stats.emitted
     of_drafts = "" if arm is None else f"{tokens} of {stats.drafted_by[arm]} ({tokens / stats.drafted_by[arm]:.0%})"
     return (
-        f'<tr><td>{look}</td><th scope="row">{escape(who)}</th><td>{tokens}</td>'
+        f'<tr><td>{look}</td><th scope="row">{_text(who)}</th><td>{tokens}</td>'
         f"<td>{bar(share, style)} {share:.0%}</td><td>{of_drafts}</td></tr>"
     )
 
 
 def _table(heads: tuple[str, ...], lines: list[str], style: str = "", caption: str = "") -> str:
     """A table that scrolls by itself where the window is narrow."""
-    above = f"<caption>{escape(caption)}</caption>" if caption else ""
+    above = f"<caption>{_text(caption)}</caption>" if caption else ""
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     return (
         f'<div class="scroll"><table class="{style}">{above}<thead><tr>{head}</tr></thead>'
@@ -151,7 +152,7 @@ def _row(run: Run, row: int, styles: dict[str, str]) -> str:
         f'<section class="row" aria-labelledby="row-{row}">'
         f'<h2 id="row-{row}">{title} <small>{tokens} tokens in {len(rounds)} rounds</small></h2>'
         f"<details><summary>The prompt ({length} tokens)</summary>"
-        f'<pre class="prompt">{escape(run.prompts[row])}</pre></details>'
+        f'<div class="prompt">{_text(run.prompts[row])}</div></details>'
         f'<div class="text" role="group" data-row="{row}" aria-labelledby="row-{row}" '
         f'aria-roledescription="text by rounds">{shown}</div></section>'
     )
@@ -175,7 +176,7 @@ def _round(number: int, part: RowRound, pieces: Pieces, styles: dict[str, str]) 
     if others:
         parts.append(_others(others))
     parts += [_token(piece, str(part.last)) for piece in pieces.emitted[kept:]]
-    label = escape(_spoken(number, part, pieces))
+    label = _text(_spoken(number, part, pieces))
     return (
         f'<span class="round" role="button" tabindex="{0 if number == 1 else -1}" data-round="{number - 1}" '
         f'aria-label="{label}">{"".join(parts)}</span>'
@@ -188,14 +189,20 @@ def _token(piece: str, style: str) -> str:
     return f'<span class="t">{piece[: len(piece) - len(word)]}<span class="{style}">{_shown(word)}</span></span>'
 
 
-def _shown(piece: str) -> str:
-    """A token's text; a part of a character and a line's end get a mark, which copies and counts as nothing."""
-    return escape(piece).replace("\n", f"{_END}\n") or _PART
+def _shown(piece: str, end: str = f"{_END}\n") -> str:
+    """A token's text; what is not seen and a line's end get a mark, which copies and counts as nothing."""
+    mark = "" if any(char in "\n\t" or category(char)[0] not in "CM" for char in piece) else _PART
+    return mark + _text(piece).replace("\n", end)
 
 
 def _refused_token(piece: str, style: str) -> str:
     """A token that is not in the text, nor are its line ends."""
-    return f'<del class="{style}">{escape(piece).replace(chr(10), _END) or _PART}</del>'
+    return f'<del class="{style}">{_shown(piece, _END)}</del>'
+
+
+def _text(text: str) -> str:
+    """Text that reads in a browser as it is: raw carriage returns would turn into line feeds."""
+    return escape(text).replace("\r", "&#13;")
 
 
 def _others(count: int) -> str:
@@ -245,7 +252,7 @@ def _curves(run: Run, stats: SpecStats, styles: dict[str, str]) -> str:
         for title, shown in charts.items()
         if any(curve.points for curve in shown)
     ]
-    legend = "".join(f"<li>{sample(style)} {escape(arm)}</li>" for arm, style in styles.items())
+    legend = "".join(f"<li>{sample(style)} {_text(arm)}</li>" for arm, style in styles.items())
     tables = "".join(_positions(arm, *columns) for arm, columns in counts.items())
     return (
         f'<div class="charts">{"".join(figures)}</div><ul class="legend">{legend}<li>larger dots: more drafts</li></ul>'
@@ -281,8 +288,8 @@ def _findings(run: Run) -> str:
         is_silent = finding.level == "ok"
         advice = {} if is_silent else {title: facts[name] for name, title in _ADVICE.items()}
         shown.append(
-            f'<li class="{finding.level}"><b class="level">{finding.level}</b> <b>{escape(finding.topic)}</b>: '
-            f"{escape(finding.found)}<dl>{_definitions(advice)}</dl></li>"
+            f'<li class="{finding.level}"><b class="level">{finding.level}</b> <b>{_text(finding.topic)}</b>: '
+            f"{_text(finding.found)}<dl>{_definitions(advice)}</dl></li>"
         )
     return f'<ul class="findings">{"".join(shown)}</ul>'
 
