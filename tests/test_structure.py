@@ -13,7 +13,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 LAYERS = [
     ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions"],
     ["chains", "paths", "history", "recycling"],
-    ["host.names", "host.models", "host.attention", "host.encoders", "host.layers", "host.processes", "host.rotary"],
+    ["host.names", "host.attention", "host.models", "host.encoders", "host.layers", "host.processes", "host.rotary"],
     ["host.settings", "host.processors", "host.caches", "host.tree_masks", "host.passes", "host"],
     ["trees"],
     ["fingerprints", "provenance"],
