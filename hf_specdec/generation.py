@@ -17,6 +17,7 @@ from transformers.utils import logging
 from hf_specdec import host
 from hf_specdec.checks.pair import first_meeting
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
+from hf_specdec.hub import drafter_from
 from hf_specdec.loop import SpeculativeLoop
 from hf_specdec.options import OPTION_NAMES, SpeculationOptions, take_options
 from hf_specdec.request import Request
@@ -25,10 +26,6 @@ from hf_specdec.stats import SpecStats
 logger = logging.get_logger(__name__)
 
 _ATTRIBUTE = "_hf_specdec"
-
-# Each turns a folder or a Hub id into a drafter for a target, or returns None. The package fills the list
-# (see hub.py), so that this file never imports the Hub.
-RESOLVERS: list[Callable[[str, PreTrainedModel], Drafter | None]] = []
 
 
 def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
@@ -248,9 +245,8 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
         )
     if assistant in NAMED:
         return NAMED[assistant]()
-    for resolver in RESOLVERS:
-        if (drafter := resolver(assistant, target)) is not None:
-            return drafter
+    if (drafter := drafter_from(assistant, target)) is not None:
+        return drafter
     raise ValueError(
         f"assistant={assistant!r} is neither a strategy ({', '.join(NAMED)}), nor a folder, "
         "nor a Hub id such as 'org/name'."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import hf_specdec
@@ -37,7 +39,7 @@ LAYERS = [
     ["generation"],
     ["checks.measure", "checks.compat"],
     ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
-    [""],
+    ["public", ""],
     ["checks.report", "checks.bench", "checks.show", "demo"],
     ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
     ["training.losses", "training.features"],
@@ -101,3 +103,26 @@ def test_functions_fit_a_screen():
                 docstring = ast.get_docstring(node, clean=False)
                 lines = node.end_lineno - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
                 assert lines <= 60, f"{path.name}: {node.name} has {lines} lines"
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, hf_specdec; print({'torch', 'transformers'} & set(sys.modules), 'Auto' in dir(hf_specdec))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["set()", "True"]
+
+
+def test_names_are_found_wherever_one_begins():
+    code = """
+from hf_specdec.drafters import Suffix
+from hf_specdec.generation import resolve_assistant
+import hf_specdec
+from hf_specdec import *
+assert hf_specdec.Suffix is Suffix
+assert set(hf_specdec.__all__) <= set(globals())
+try:
+    hf_specdec.nothing
+except AttributeError:
+    print("missing")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "missing\n"
