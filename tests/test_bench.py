@@ -123,7 +123,7 @@ def test_past_ends_every_answer_has_the_full_length(folders):
     target, _, questions = folders
     variants = ("plain", "host-prompt-lookup", "prompt-lookup")
     settings = options(questions, target, variants=variants, limit=1, past_ends=True)
-    with mock.patch("hf_specdec.checks.bench._end_ids", return_value=set(range(10_000))):
+    with mock.patch("hf_specdec.checks.running._end_ids", return_value=set(range(10_000))):
         document = run_bench(settings)
     for figures in document["variants"].values():
         assert figures["total"]["tokens"] == 12 * figures["total"]["questions"] == 36
