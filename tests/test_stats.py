@@ -74,7 +74,7 @@ def test_counters_have_vllms_names_and_meaning():
                 per_position[position] += 1
     values = stats.to_dict()
     assert {name: values[f"spec_decode_num_{name}"] for name in counters} == counters
-    assert values["spec_decode_num_accepted_tokens_per_pos"] == per_position == [2, 2, 1]
+    assert values["spec_decode_num_accepted_tokens_per_pos"] == per_position == [3, 2, 1]
     values["spec_decode_num_accepted_tokens_per_pos"].clear()
     assert stats.accepted_at == per_position
 
