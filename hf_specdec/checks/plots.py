@@ -62,7 +62,7 @@ def acceptance_by_position(document: dict[str, Any]) -> Any:
     if not any(curves.values()):
         return "nothing was drafted"
     figure, axes = _axes(document, "Acceptance by position")
-    for style, name in _styled(document, curves):
+    for style, name in styled(document, curves):
         axes.plot(range(1, len(curves[name]) + 1), curves[name], **style)
     axes.set(xlabel="position in the draft", ylabel="accepted, given that all before it were", ylim=(-0.03, 1.03))
     return _finished(figure, axes)
@@ -77,7 +77,7 @@ def speedup_by_category(document: dict[str, Any]) -> Any:
     rows = [*categories, *(["geometric mean"] if len(categories) > 1 else [])]
     height = 2 + len(rows) * max(0.4, 0.16 * len(variants))
     figure, axes = _axes(document, "Speed-up over plain generation (median and 95 % interval)", height)
-    for index, (style, name) in enumerate(_styled(document, variants)):
+    for index, (style, name) in enumerate(styled(document, variants)):
         groups = variants[name]["by_category"] | {"geometric mean": variants[name]["geometric_mean"]}
         middles = [groups[row]["median_speedup"] for row in rows]
         bounds = [groups[row]["speedup_interval"] for row in rows]
@@ -104,7 +104,7 @@ def cost_by_width(document: dict[str, Any]) -> Any:
     if not curves:
         return "no variant has measured rounds of several widths (draft lengths were fixed, or nothing was drafted)"
     figure, axes = _axes(document, "What a round takes")
-    for style, name in _styled(document, curves):
+    for style, name in styled(document, curves):
         widths, seconds = zip(*curves[name], strict=True)
         axes.plot(widths, [1e3 * value for value in seconds], **style)
     axes.set(xlabel="drafted tokens in the round", ylabel="milliseconds (median)", ylim=(0, None))
@@ -117,7 +117,7 @@ def length_by_draft(document: dict[str, Any]) -> Any:
     if not profiles:
         return "nothing was drafted"
     figure, axes = _axes(document, "Acceptance length against draft length")
-    for style, name in _styled(document, profiles):
+    for style, name in styled(document, profiles):
         profile, survival, length = profiles[name], 1.0, [1.0]
         for rate in _rates(profile):
             survival *= rate
@@ -180,7 +180,7 @@ def _axes(document: dict[str, Any], title: str, height: float = 4.8) -> tuple[An
     return figure, axes
 
 
-def _styled(document: dict[str, Any], shown: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+def styled(document: dict[str, Any], shown: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """A variant looks the same in all figures of a document."""
     names = [name for name in document["variants"] if name != PLAIN]
     styles = []
