@@ -12,9 +12,8 @@ from rich.console import Console
 
 from hf_specdec.checks.documents import settings_of
 from hf_specdec.checks.report import PLAIN
-from hf_specdec.checks.tables import setting_title
+from hf_specdec.checks.tables import setting_title, variant_labels
 from hf_specdec.pictures import new_figure, save
-from hf_specdec.publishing.card import short_variant
 
 # Okabe and Ito's colours, which all kinds of colour vision tell apart; yellow is left out, as it is faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -22,6 +21,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 _DASHES = ("-", "--", ":", "-.")
 # Positions that fewer drafts than this have reached say little.
 _FEWEST = 5
+_LEGEND_WIDTH = 100  # characters
 
 
 def draw_plots(document: dict[str, Any], folder: Path, console: Console | None = None) -> list[Path]:
@@ -64,6 +64,7 @@ def acceptance_by_position(document: dict[str, Any]) -> Any:
     figure, axes = _axes(document, "Acceptance by position")
     for style, name in styled(document, curves):
         axes.plot(range(1, len(curves[name]) + 1), curves[name], **style)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="position in the draft", ylabel="accepted, given that all before it were", ylim=(-0.03, 1.03))
     return _finished(figure, axes)
 
@@ -107,12 +108,13 @@ def cost_by_width(document: dict[str, Any]) -> Any:
     for style, name in styled(document, curves):
         widths, seconds = zip(*curves[name], strict=True)
         axes.plot(widths, [1e3 * value for value in seconds], **style)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="drafted tokens in the round", ylabel="milliseconds (median)", ylim=(0, None))
     return _finished(figure, axes)
 
 
 def length_by_draft(document: dict[str, Any]) -> Any:
-    """Tokens that a round with a draft yields by the draft's length: expected as a line, measured as a dot."""
+    """Tokens that a round with a draft yields by the draft's length: what acceptance promises, and what was measured."""
     profiles = {name: profile for name, profile in _profiles(document).items() if profile["rounds_with_draft"]}
     if not profiles:
         return "nothing was drafted"
@@ -122,12 +124,15 @@ def length_by_draft(document: dict[str, Any]) -> Any:
         for rate in _rates(profile):
             survival *= rate
             length.append(length[-1] + survival)
+        axes.plot([], [], **style)  # for the legend
+        style["label"] = None
         axes.plot(range(len(length)), length, **style | {"marker": "none"})
         drafts = profile["rounds_with_draft"]
         point = (profile["drafted"] / drafts, 1 + profile["accepted"] / drafts)
-        axes.plot(*point, **style | {"label": None, "linestyle": "none", "markersize": 9})
+        axes.plot(*point, **style | {"linestyle": "none", "markersize": 9})
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(
-        xlabel="drafted tokens (line: drafts cut to this length; mark: mean of all drafts)",
+        xlabel="draft length (line: drafts cut behind this position; mark: mean of all drafts, trees with all their tokens)",
         ylabel="tokens a round with a draft yields",
     )
     return _finished(figure, axes)
@@ -166,7 +171,8 @@ def _costs(measured: list[dict[str, Any]]) -> list[tuple[int, float]]:
         for width, seconds in entry["seconds"].items():
             widths.setdefault(int(width), []).extend(seconds)
     most = max(loads.values(), key=lambda widths: (len(widths), sum(map(len, widths.values()))), default={})
-    points = sorted((width, statistics.median(seconds)) for width, seconds in most.items())
+    # A single measurement may have been of anything.
+    points = sorted((width, statistics.median(seconds)) for width, seconds in most.items() if len(seconds) > 1)
     return points if len(points) > 1 else []
 
 
@@ -182,12 +188,11 @@ def _axes(document: dict[str, Any], title: str, height: float = 4.8) -> tuple[An
 
 def styled(document: dict[str, Any], shown: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """A variant looks the same in all figures of a document."""
-    names = [name for name in document["variants"] if name != PLAIN]
+    labels = variant_labels([name for name in document["variants"] if name != PLAIN])
     styles = []
-    for index, name in enumerate(names):
-        label = short_variant(name)
+    for index, (name, label) in enumerate(labels.items()):
         style = {
-            "label": name if sum(short_variant(other) == label for other in names) > 1 else label,
+            "label": label,
             "color": _COLOURS[index % len(_COLOURS)],
             "marker": _MARKERS[index % len(_MARKERS)],
             "linestyle": _DASHES[index // len(_COLOURS) % len(_DASHES)],
@@ -203,7 +208,6 @@ def _finished(figure: Any, axes: Any, grid: str = "both") -> Any:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
-    longest = max(map(len, labels))
-    columns = max(1, min(len(labels), math.floor(90 / (longest + 8))))
+    columns = max(1, min(len(labels), math.floor(_LEGEND_WIDTH / (max(map(len, labels)) + 6))))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure

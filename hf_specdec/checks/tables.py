@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN
+from hf_specdec.publishing.card import short_variant
 from hf_specdec.stats import PHASES
 
 
@@ -65,6 +66,12 @@ def setting_title(document: dict[str, Any]) -> str:
     return f"{where['target'] or 'target'}, {where['dtype']} on {where['device']}, batch {options['batch_size']}, {way}"
 
 
+def variant_labels(names: list[str]) -> dict[str, str]:
+    """What variants are called where room is short: without the folders of their drafters, if that tells them apart."""
+    short = {name: short_variant(name) for name in names}
+    return {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
+
+
 def _speedups_table(variants: dict[str, Any], base: str) -> Table:
     """A row for every category of what has `by_category`."""
     title = f"Speed-up against {base}: median of paired ratios (95 % interval)"
@@ -76,8 +83,9 @@ def _speedups_table(variants: dict[str, Any], base: str) -> Table:
 
 def _empty_table(title: str, columns: list[str]) -> Table:
     shown = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for heading in ("", *columns):
-        shown.add_column(heading, justify="right" if heading else "left")
+    shown.add_column("")
+    for heading in variant_labels(columns).values():
+        shown.add_column(heading, justify="right", overflow="fold")
     return shown
 
 
