@@ -557,9 +557,14 @@ def test_curves_are_the_counts(profiled):
     curves = {line.get_label(): list(line.get_ydata()) for line in plots.acceptance_by_position(profiled).axes[0].lines}
     num_points = len(curves["auto"])
     assert num_points > 0 and curves["auto"] == pytest.approx(profile["acceptance_by_position"][:num_points])
-    lengths = {line.get_label(): line for line in plots.length_by_draft(profiled).axes[0].lines}
+    lines = plots.length_by_draft(profiled).axes[0].lines
+    place = [line.get_label() for line in lines].index("auto")  # for the legend; behind it the curve and the mark
     first = profile["accepted_at"][0] / profile["tested_at"][0]
-    assert lengths["auto"].get_ydata()[:2] == pytest.approx([1, 1 + first])
+    assert lines[place + 1].get_ydata()[:2] == pytest.approx([1, 1 + first])
+    drafts = profile["rounds_with_draft"]
+    assert lines[place + 2].get_xydata()[0] == pytest.approx(
+        [profile["drafted"] / drafts, 1 + profile["accepted"] / drafts]
+    )
 
 
 def test_costs_are_medians_by_width(profiled):

@@ -114,7 +114,7 @@ def cost_by_width(document: dict[str, Any]) -> Any:
 
 
 def length_by_draft(document: dict[str, Any]) -> Any:
-    """Tokens that a round with a draft yields by the draft's length: what acceptance promises, and what was measured."""
+    """Tokens that a round with a draft yields by the draft's length: what is promised, and what was measured."""
     profiles = {name: profile for name, profile in _profiles(document).items() if profile["rounds_with_draft"]}
     if not profiles:
         return "nothing was drafted"
@@ -132,7 +132,7 @@ def length_by_draft(document: dict[str, Any]) -> Any:
         axes.plot(*point, **style | {"linestyle": "none", "markersize": 9})
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(
-        xlabel="draft length (line: drafts cut behind this position; mark: mean of all drafts, trees with all their tokens)",
+        xlabel="draft length (line: drafts cut behind this position; mark: mean of all, trees with all their tokens)",
         ylabel="tokens a round with a draft yields",
     )
     return _finished(figure, axes)

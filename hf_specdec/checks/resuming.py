@@ -30,7 +30,6 @@ class Kept:
 
     def __init__(self, output: Path, settings: Sequence[BenchOptions], questions: Sequence[Question]):
         self.folder = output.with_name(f"{output.name}.partial")
-        self.output = output
         asked = {"settings": [setting.published() for setting in settings], "questions": digest(questions)}
         path = self.folder / "options.json"
         if path.is_file():
@@ -105,7 +104,7 @@ class KeptSetting:
     def _note_start(self, number: int) -> None:
         path = self._path("starts")
         before = _read(path) if path.is_file() else []
-        self.resumed_at = [*before, number] if number else []
+        self.resumed_at = sorted({*before, number} - {0})
         write_json(self.resumed_at, path)
 
     def _path(self, what: int | str) -> Path:
