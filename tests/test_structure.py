@@ -13,7 +13,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions", "pictures"],
     ["chains", "paths", "history", "recycling"],
     ["host.names", "host.attention", "host.models", "host.encoders", "host.layers", "host.processes", "host.rotary"],
     ["host.settings", "host.processors", "host.caches", "host.tree_masks", "host.passes", "host"],
@@ -34,13 +34,14 @@ LAYERS = [
     ["checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
     ["checkpoints.translate", "checkpoints.load", "checkpoints.write", "checkpoints"],
     ["loop", "candidates", "hub"],
-    ["demo_model", "loading"],
+    ["demo_model", "loading", "rows"],
     ["checks", "checks.findings", "checks.sides", "checks.tokenizers", "checks.shapes", "checks.memory", "checks.pair"],
     ["generation"],
     ["checks.measure", "checks.compat"],
     ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
     ["public", ""],
-    ["checks.report", "checks.bench", "checks.show", "demo"],
+    ["checks.report", "checks.tables", "checks.documents", "checks.questions", "checks.variants", "checks.settings"],
+    ["checks.resuming", "checks.running", "checks.plots", "checks.bench", "checks.show", "demo"],
     ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
     ["training.losses", "training.features"],
     ["training.recipes.base", "training.recipes.conditional_drop", "training.recipes.heads"],
