@@ -17,7 +17,7 @@ from hf_specdec.drafters import (
     best_exit_layer,
 )
 from hf_specdec.drafters.base import FILES
-from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
+from hf_specdec.generation import RESOLVERS, disable, enable, generate, last_stats, speculate
 from hf_specdec.hub import drafter_from, load_drafter
 from hf_specdec.publishing import push_to_hub, save_pretrained
 from hf_specdec.stats import SpecStats
@@ -48,6 +48,7 @@ __all__ = [
     "check",
     "disable",
     "enable",
+    "generate",
     "last_stats",
     "load_drafter",
     "push_to_hub",
