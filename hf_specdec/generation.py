@@ -279,7 +279,9 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     """
     self = getattr(self, "_orig_mod", self)
     attachment = _attachment_of(self)
-    plain = attachment.previous or types.MethodType(type(self).generate, self)
+    plain = attachment.previous
+    if plain is None or getattr(getattr(plain, "func", None), "calls_hf_specdec", False):  # that would lead back here
+        plain = types.MethodType(type(self).generate, self)
     attachment.last_stats = None
     if assistant is False or (assistant is None and attachment.default is None):
         _refuse_options_alone(attachment, kwargs)

@@ -18,3 +18,7 @@ def generate(*inputs: Any, model: Any, assistant: Any = "auto", **arguments: Any
         ValueError: for what cannot be served exactly; the message says why and what to do.
     """
     return hf_specdec.generate(model, *inputs, assistant=assistant, **arguments)
+
+
+# A repository with weights makes this function its model's own `generate`; `enable` then knows whom it calls.
+generate.calls_hf_specdec = True  # type: ignore[attr-defined]
