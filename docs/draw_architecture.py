@@ -141,14 +141,15 @@ def arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
     """From the bottom of a box to the top of another."""
     (x1, y1), (x2, y2) = (start[0], start[1] + HEIGHT / 2), (end[0], end[1] - HEIGHT / 2 - 5)
     bend = min(GAP, (y2 - y1) / 2)
-    return f'<path class="arrow" d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f} {x2:.0f},{y2 - bend:.0f} {x2:.0f},{y2:.0f}"/>'
+    curve = f"{x1:.0f},{y1 + bend:.0f} {x2:.0f},{y2 - bend:.0f} {x2:.0f},{y2:.0f}"
+    return f'<path class="arrow" d="M{x1:.0f},{y1:.0f} C{curve}"/>'
 
 
 def box(group: str, centre: tuple[float, float]) -> str:
     """A box with its name and what it does."""
     x, y = centre
     return (
-        f'<g><title>{escape(", ".join(name or "hf_specdec" for name in GROUPS[group][1]))}</title>'
+        f"<g><title>{escape(', '.join(name or 'hf_specdec' for name in GROUPS[group][1]))}</title>"
         f'<rect x="{x - BOX / 2:.0f}" y="{y - HEIGHT / 2:.0f}" width="{BOX}" height="{HEIGHT}" rx="7"/>'
         f'<text class="name" x="{x:.0f}" y="{y - 6:.0f}">{escape(group)}</text>'
         f'<text class="what" x="{x:.0f}" y="{y + 15:.0f}">{escape(GROUPS[group][0])}</text></g>'

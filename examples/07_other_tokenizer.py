@@ -1,8 +1,9 @@
-"""A draft model of another family: both tokenizers are known, so tokens or strings are translated. The text stays exact.
+"""A draft model of another family: both tokenizers are known, so tokens or strings are translated.
 
 python examples/07_other_tokenizer.py TARGET DRAFTER
 
-for example google/gemma-3-1b-it HuggingFaceTB/SmolLM2-135M-Instruct. Both tokenizers must be byte-level or SentencePiece-like.
+for example google/gemma-3-1b-it HuggingFaceTB/SmolLM2-135M-Instruct. The text stays exact. Both tokenizers must be
+byte-level BPE or SentencePiece-like.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
 python examples/08_train_and_publish.py TARGET WORK_FOLDER ORG/NAME TIME_BUDGET [WORDS FOR hf-specdec data ...]
 
-for example HuggingFaceTB/SmolLM2-135M-Instruct work me/my-head 5h --tokens 1000000. Every step may be killed and started
-again with the same words. Log in first: hf auth login.
+for example HuggingFaceTB/SmolLM2-135M-Instruct work me/my-head 5h --tokens 1000000. Every step may be killed and
+started again with the same words. Log in first: hf auth login.
 """
 
 import subprocess

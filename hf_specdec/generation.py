@@ -265,8 +265,8 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
 def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
     """`generate` of an enabled model: takes `assistant=` and its options beside the host's arguments.
 
-    `hf_specdec.generate(model, ..., assistant=...)` does the same for one call of a model that is not enabled, and leaves
-    its own `generate` as it is; `last_stats` tells of such a call too.
+    `hf_specdec.generate(model, ..., assistant=...)` does the same for one call of a model that is not enabled, and
+    leaves its own `generate` as it is; `last_stats` tells of such a call too.
 
     Args:
         *args: as in `transformers.GenerationMixin.generate`.

@@ -374,6 +374,8 @@ def test_the_card_of_custom_generate_can_be_published():
     needed = (CARD / "custom_generate" / "requirements.txt").read_text().split()
     assert needed == [f"hf_specdec>={hf_specdec.__version__}"]
     snippets = blocks("model_cards/custom_generate/README.md", "python")
-    for word in re.findall(r"`(\w+)`", text_of("model_cards/custom_generate/README.md").split("come along:")[1].split("\n")[0]):
+    for word in re.findall(
+        r"`(\w+)`", text_of("model_cards/custom_generate/README.md").split("come along:")[1].split("\n")[0]
+    ):
         assert word in hf_specdec.options.OPTION_NAMES
     assert all(compile(snippet, "card", "exec") for snippet in snippets)
