@@ -17,7 +17,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
-from hf_specdec import Eagle, drafters
+from hf_specdec import Eagle, cli, drafters
 from tests.hub_server import HubServer
 from tests.models import jittered, tiny
 from tests.test_publishing import a_head
@@ -41,7 +41,8 @@ def text_of(document: str) -> str:
 
 
 def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text_of(document), flags=re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text_of(document), flags=re.DOTALL | re.MULTILINE)
+    return [body for told, body in fenced if told == language]
 
 
 @pytest.fixture
@@ -89,13 +90,18 @@ def test_the_python_of_documents_runs(document, tmp_path, capsys, monkeypatch, r
         assert "generate" not in vars(names["model"])
 
 
-@pytest.mark.parametrize("document", documents())
+def commands(document: str) -> list[tuple[str, str]]:
+    """Every hf-specdec command that a document shows, with the words behind it."""
+    shown = re.findall(r"^(?:[\w/.]*/)?hf-specdec (\w+)((?:.*\\\n)*.*)", "\n".join(blocks(document, "")), flags=re.M)
+    return shown + re.findall(r"`hf-specdec (\w+)([^`]*)`", text_of(document))
+
+
+@pytest.mark.parametrize("document", [name for name in documents() if commands(name)])
 def test_commands_in_documents_exist(document, capsys):
     """Their names, and those of their options."""
-    told = re.findall(r"^(?:[\w/.]*/)?hf-specdec (\w+)((?:.*\\\n)*.*)", "\n".join(blocks(document, "")), flags=re.M)
-    for command, words in told:
+    for command, words in commands(document):
         with pytest.raises(SystemExit) as stopped:
-            hf_specdec.cli.main([command, "--help"])
+            cli.main([command, "--help"])
         assert stopped.value.code == 0, command
         known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
         assert set(re.findall(r"(?<!\S)--[\w-]+", words.partition("#")[0])) <= known, command
