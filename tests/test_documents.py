@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import os
@@ -160,7 +161,8 @@ def test_examples_run(example, tmp_path, monkeypatch, capfd, hub, registry):
     for name, value in hub.environment(tmp_path / "home").items():  # of the commands that an example runs
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PATH", str(tmp_path))  # nothing is served, whatever is installed
+    find = importlib.util.find_spec  # nothing is served, whatever is installed
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "vllm" else find(name, *rest))
     monkeypatch.setattr("sys.argv", [example, *arguments])
     runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
     said = capfd.readouterr().out
