@@ -148,9 +148,9 @@ ARGUMENTS = {
 SAID = {
     "02_pipeline.py": "without an assistant: None",
     "06_eagle_from_the_hub.py": "tree: ",
-    "07_other_tokenizer.py": "the text is plain generation's: True",
+    "07_other_tokenizer.py": r"(.*the text is plain generation's: True\n){3}",
     "08_train_and_publish.py": 'assistant="org/trained"',
-    "10_watermark.py": "found: True",
+    "10_watermark.py": r"with a mark +z = .*, found: True.*\nwithout +z = .*, found: False",
     "12_serve_with_vllm.py": "--speculative-config",
 }
 
@@ -166,7 +166,7 @@ def test_examples_run(example, tmp_path, monkeypatch, capfd, hub, registry):
     monkeypatch.setattr("sys.argv", [example, *arguments])
     runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
     said = capfd.readouterr().out
-    assert said and SAID.get(example, "") in said and "stats: False" not in said
+    assert said and re.search(SAID.get(example, ""), said), said
     assert len((ROOT / "examples" / example).read_text().splitlines()) < 60
     assert (example == "08_train_and_publish.py") == ("org/trained" in hub.repositories)
 
