@@ -150,6 +150,7 @@ SAID = {
     "06_eagle_from_the_hub.py": "tree: ",
     "07_other_tokenizer.py": r"(.*the text is plain generation's: True\n){3}",
     "08_train_and_publish.py": 'assistant="org/trained"',
+    "09_own_drafter.py": r"accepted by drafter +echo \d",
     "10_watermark.py": r"with a mark +z = .*, found: True.*\nwithout +z = .*, found: False",
     "12_serve_with_vllm.py": "--speculative-config",
 }
