@@ -16,7 +16,7 @@ from hf_specdec.drafters import (
     TokenRecycling,
     best_exit_layer,
 )
-from hf_specdec.generation import disable, enable, last_stats, speculate
+from hf_specdec.generation import disable, enable, generate, last_stats, speculate
 from hf_specdec.hub import load_drafter
 from hf_specdec.publishing import push_to_hub, save_pretrained
 from hf_specdec.stats import SpecStats
@@ -42,6 +42,7 @@ __all__ = [
     "check",
     "disable",
     "enable",
+    "generate",
     "last_stats",
     "load_drafter",
     "push_to_hub",
