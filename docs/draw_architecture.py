@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "generation": ("enable, generate, speculate", ("generation",)),
     "check": ("does this drafter fit, will it pay?", ("checks.compat", "checks.measure")),
     "publishing": ("save, card, push, export", ("publishing",)),
-    "the package": ("public names", ("",)),
+    "the package": ("public names", ("", "public")),
     "bench": ("demo, bench, reports", ("checks", "pages", "demo")),
     "training": ("data, recipes, loop", ("training",)),
     "cli": ("hf-specdec", ("cli",)),
