@@ -26,7 +26,8 @@ from rich.console import Console
 
 from hf_specdec import Auto, Suffix
 from hf_specdec.checks.bench import Bench, BenchOptions, Question, publish
-from hf_specdec.checks.report import HOST_LOOKUP, PLAIN, host_table, lengths_table, table
+from hf_specdec.checks.report import HOST_LOOKUP, PLAIN
+from hf_specdec.checks.tables import host_table, lengths_table, table
 from hf_specdec.loading import Chat
 
 WARM = ("suffix-warm", "auto-warm")

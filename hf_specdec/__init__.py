@@ -1,60 +1,28 @@
-"""Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster."""
+"""Exact speculative decoding for Hugging Face Transformers: `model.generate(assistant=...)`, only faster.
 
-from hf_specdec.candidates import as_candidate_generator
-from hf_specdec.checks.compat import check
-from hf_specdec.checks.findings import CompatReport, Finding
-from hf_specdec.drafters import (
-    Auto,
-    DraftModel,
-    DraftTree,
-    Eagle,
-    EarlyExit,
-    ExitEstimate,
-    ParallelDraft,
-    PromptLookup,
-    Suffix,
-    TokenRecycling,
-    best_exit_layer,
-)
-from hf_specdec.drafters.base import FILES
-from hf_specdec.generation import RESOLVERS, disable, enable, last_stats, speculate
-from hf_specdec.hub import drafter_from, load_drafter
-from hf_specdec.publishing import push_to_hub, save_pretrained
-from hf_specdec.rounds import Trace
-from hf_specdec.stats import SpecStats
-from hf_specdec.tracing import trace
-from hf_specdec.vocabulary import DraftVocabularyLogitsProcessor
+The public names live in `hf_specdec.public`, which is loaded (torch and Transformers with it) when the first of them is
+asked for: importing the package costs nothing.
+"""
 
-RESOLVERS.append(drafter_from)
-FILES.update(save=save_pretrained, push=push_to_hub, load=load_drafter)
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Auto",
-    "CompatReport",
-    "DraftModel",
-    "DraftTree",
-    "DraftVocabularyLogitsProcessor",
-    "Eagle",
-    "EarlyExit",
-    "ExitEstimate",
-    "Finding",
-    "ParallelDraft",
-    "PromptLookup",
-    "SpecStats",
-    "Suffix",
-    "TokenRecycling",
-    "Trace",
-    "as_candidate_generator",
-    "best_exit_layer",
-    "check",
-    "disable",
-    "enable",
-    "last_stats",
-    "load_drafter",
-    "push_to_hub",
-    "save_pretrained",
-    "speculate",
-    "trace",
-]
+if TYPE_CHECKING:
+    from hf_specdec.public import *  # noqa: F403
+    from hf_specdec.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name; modules are left to the import that asks for them, perhaps from within the package."""
+        is_hidden = name.startswith("_") and name != "__all__"
+        if is_hidden or importlib.util.find_spec(f"{__name__}.{name}") is not None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module("hf_specdec.public"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *importlib.import_module("hf_specdec.public").__all__})

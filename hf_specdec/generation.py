@@ -17,6 +17,7 @@ from transformers.utils import logging
 from hf_specdec import host
 from hf_specdec.checks.pair import first_meeting
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
+from hf_specdec.hub import drafter_from
 from hf_specdec.loop import SpeculativeLoop
 from hf_specdec.options import OPTION_NAMES, SpeculationOptions, take_options
 from hf_specdec.request import Request
@@ -25,10 +26,6 @@ from hf_specdec.stats import SpecStats
 logger = logging.get_logger(__name__)
 
 _ATTRIBUTE = "_hf_specdec"
-
-# Each turns a folder or a Hub id into a drafter for a target, or returns None. The package fills the list
-# (see hub.py), so that this file never imports the Hub.
-RESOLVERS: list[Callable[[str, PreTrainedModel], Drafter | None]] = []
 
 
 def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
@@ -58,9 +55,10 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
     if options:
         raise ValueError(f"enable() got unknown options {sorted(options)}; allowed are {', '.join(OPTION_NAMES)}.")
     previous = model.__dict__.get("generate")
-    if isinstance(model.__dict__.get(_ATTRIBUTE), _Attachment):
-        previous = model.__dict__[_ATTRIBUTE].previous
-    attachment = _Attachment(previous, options=taken)
+    known = model.__dict__.get(_ATTRIBUTE)
+    if known is not None and known.is_enabled:
+        previous = known.previous
+    attachment = _Attachment(previous, options=taken, is_enabled=True)
     if assistant is not None and assistant is not False:
         attachment.default = attachment.resolve(assistant, core)
     model.__dict__[_ATTRIBUTE] = attachment
@@ -74,7 +72,7 @@ def disable(model: Any) -> Any:
         disable(model._orig_mod)
         return model
     attachment = model.__dict__.pop(_ATTRIBUTE, None)
-    if attachment is not None:
+    if attachment is not None and attachment.is_enabled:
         model.__dict__.pop("generate", None)
         if attachment.previous is not None:
             model.__dict__["generate"] = attachment.previous
@@ -197,6 +195,8 @@ class _Attachment:
         previous: the instance's own `generate` from before, if it had one.
         default: assistant of calls that name none.
         options: defaults of every call.
+        is_enabled: whether the model's `generate` is ours. If not, `hf_specdec.generate` was called with it, perhaps by
+            the instance's own `generate`.
         resolved: drafters made from names and folders, so that a second call reuses them.
         last_stats: of the last call.
     """
@@ -204,6 +204,7 @@ class _Attachment:
     previous: Callable | None
     default: Drafter | None = None
     options: SpeculationOptions = field(default_factory=SpeculationOptions)
+    is_enabled: bool = False
     resolved: dict[str, Drafter] = field(default_factory=dict)
     last_stats: SpecStats | None = None
 
@@ -221,7 +222,7 @@ class _Attachment:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
         # A copied model keeps its assistant and shares it; a bound `previous` must follow the copy.
-        return _Attachment(copy.deepcopy(self.previous, memo), self.default, self.options)
+        return _Attachment(copy.deepcopy(self.previous, memo), self.default, self.options, self.is_enabled)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Drafters are not part of a pickled model: it comes back with plain `generate`.
@@ -248,9 +249,8 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
         )
     if assistant in NAMED:
         return NAMED[assistant]()
-    for resolver in RESOLVERS:
-        if (drafter := resolver(assistant, target)) is not None:
-            return drafter
+    if (drafter := drafter_from(assistant, target)) is not None:
+        return drafter
     raise ValueError(
         f"assistant={assistant!r} is neither a strategy ({', '.join(NAMED)}), nor a folder, "
         "nor a Hub id such as 'org/name'."
@@ -261,6 +261,9 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
 def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
     """`generate` of an enabled model: takes `assistant=` and its options beside the host's arguments.
 
+    `hf_specdec.generate(model, ..., assistant=...)` does the same for one call of a model that is not enabled, and
+    leaves its own `generate` as it is; `last_stats` tells of such a call too.
+
     Args:
         *args: as in `transformers.GenerationMixin.generate`.
         assistant: a drafter, a smaller model, a name, a folder or a Hub id; `False` switches the default off.
@@ -270,8 +273,11 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     Raises:
         ValueError: for what cannot be served exactly; the message says why and what to do.
     """
-    attachment = self.__dict__[_ATTRIBUTE]
-    plain = attachment.previous or types.MethodType(type(self).generate, self)
+    self = getattr(self, "_orig_mod", self)
+    attachment = _attachment_of(self)
+    plain = attachment.previous
+    if plain is None or getattr(getattr(plain, "func", None), "calls_hf_specdec", False):  # that would lead back here
+        plain = types.MethodType(type(self).generate, self)
     attachment.last_stats = None
     if assistant is False or (assistant is None and attachment.default is None):
         _refuse_options_alone(attachment, kwargs)
@@ -294,6 +300,14 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     # The caller may know nothing of the default assistant: beam search must go on working for it.
     logger.warning_once(f"The default assistant sits this call out. {refusal}")
     return plain(**kwargs) if streamer is None else plain(streamer=streamer, **kwargs)
+
+
+def _attachment_of(model: Any) -> _Attachment:
+    """What `enable`, or an earlier call of `hf_specdec.generate`, has left on a model; new on its first call."""
+    if _ATTRIBUTE not in model.__dict__:
+        host.refuse_target(_core_model(model))
+        model.__dict__[_ATTRIBUTE] = _Attachment(previous=None)
+    return model.__dict__[_ATTRIBUTE]
 
 
 def _refuse_options_alone(attachment: _Attachment, kwargs: dict[str, Any]) -> None:

@@ -134,7 +134,12 @@ class SpecStats:
         self.__init__()  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts, seconds and the rates derived from them, ready for JSON."""
+        """Counts, seconds and the rates derived from them, ready for JSON.
+
+        The counters of vLLM are there under its names, so that what reads those can be fed: drafts are rounds of a row
+        that had one, tokens per position are those accepted along with all before them. One case differs: what was
+        accepted behind an end-of-sequence token counts there, and does not here.
+        """
         counts = {f.name: getattr(self, f.name) for f in fields(self)}
         counts = {key: value.copy() if isinstance(value, list | dict) else value for key, value in counts.items()}
         return counts | {
@@ -144,6 +149,10 @@ class SpecStats:
             "acceptance_by_position": self.acceptance_by_position,
             "cumulative_acceptance_by_position": self.cumulative_acceptance_by_position,
             "seconds_per_token": self.seconds_per_token,
+            "spec_decode_num_drafts": self.rounds_with_draft,
+            "spec_decode_num_draft_tokens": self.drafted,
+            "spec_decode_num_accepted_tokens": self.accepted,
+            "spec_decode_num_accepted_tokens_per_pos": self.accepted_at.copy(),
         }
 
     def __str__(self) -> str:

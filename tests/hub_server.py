@@ -80,7 +80,8 @@ class HubServer:
     def add(self, name: str, folder: Path, private: bool = False, branch: str = "main") -> Repository:
         """Puts a folder's files into a repository."""
         repository = self.repositories.setdefault(name, Repository(private))
-        repository.add(branch, {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        repository.add(branch, {path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
         return repository
 
 

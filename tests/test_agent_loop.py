@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hf_specdec.checks.bench import Bench, BenchOptions
-from hf_specdec.checks.report import host_table, lengths_table, table
+from hf_specdec.checks.tables import host_table, lengths_table, table
 from tests.tokenizers_for_tests import save_tiny
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "agent_loop.py"

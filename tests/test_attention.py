@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_specdec
 from hf_specdec import DraftModel, PromptLookup, host
+from hf_specdec.host import attention
 from tests.models import jittered, prompts, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": [2, 7, 11], "pad_token_id": 0}
@@ -121,7 +122,7 @@ def test_flex_attention(family, num_rows):
 def grouped_passes(monkeypatch):
     """Shapes of the queries that were laid end to end."""
     seen, true_sdpa = [], torch.nn.functional.scaled_dot_product_attention
-    true_function = host._sdpa_by_groups
+    true_function = attention._sdpa_by_groups
 
     def watching(module, query, key, value, mask, **kwargs):
         def sdpa(queries, *rest, **settings):
@@ -132,7 +133,7 @@ def grouped_passes(monkeypatch):
         with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", sdpa):
             return true_function(module, query, key, value, mask, **kwargs)
 
-    monkeypatch.setattr(host, "_sdpa_by_groups", watching)
+    monkeypatch.setattr(attention, "_sdpa_by_groups", watching)
     return seen
 
 
@@ -153,7 +154,7 @@ def test_grouped_heads_attend_like_the_hosts(num_heads, num_shared, width, kind)
     expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
     with host.heads_in_groups():
         found, weights = AttentionInterface()["sdpa"](module, query, key, value, mask, scaling=0.3)
-        ours, _ = host._sdpa_by_groups(module, query, key, value, mask, scaling=0.3)
+        ours, _ = attention._sdpa_by_groups(module, query, key, value, mask, scaling=0.3)
     assert weights is None and found.shape == expected.shape
     assert torch.allclose(ours, expected, rtol=0, atol=1e-12)
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
@@ -181,7 +182,7 @@ def test_a_failing_pass_leaves_the_hosts_table_as_it_was(monkeypatch):
     ids, mask = prompts(2)
     with pytest.raises(RuntimeError, match="out of memory"):
         target.generate(ids, attention_mask=mask, assistant=PromptLookup(), **GREEDY)
-    assert passes[0] is sdpa_attention_forward and passes[2] is host._sdpa_by_groups
+    assert passes[0] is sdpa_attention_forward and passes[2] is attention._sdpa_by_groups
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
 
 
@@ -201,7 +202,7 @@ def test_grouping_ends_with_the_last_thread_and_is_seen_by_none_but_its_own(grou
         thread.start()
     inside.wait()
     function = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    assert function is host._sdpa_by_groups
+    assert function is attention._sdpa_by_groups
     function(module, query, key, key, mask)  # this thread's passes are the host's own
     assert not grouped_passes
     outside.wait()

@@ -56,6 +56,25 @@ def test_trees(target, capsys):
     assert len(found["milliseconds"]["16"]) == 9 and min(found["milliseconds"]["16"].values()) > 0
 
 
+TINY = ("--shape", "tiny", "--dtype", "float32", "--device", "cpu", "--repeats", 1)
+
+
+def test_overhead(capsys):
+    options = ("--rows", "1,2", "--draft-tokens", 4, "--acceptance", "0,1", "--max-new-tokens", 32)
+    found = document("overhead", capsys, *TINY, *options)["results"]
+    assert len(found) == 4
+    for name, result in found.items():
+        is_right = name.endswith("acceptance 1")  # the oracle is right always or never
+        assert result["tokens_a_round"] == pytest.approx(32 / 7 if is_right else 1)
+        assert ("host's loop" in result["speedup"]) == name.startswith("1 rows")
+
+
+def test_rules(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "overhead", script("overhead"))
+    found = document("rules", capsys, *TINY, "--rows", "1,2", "--vocabulary", 100)["results"]
+    assert len(found) == 8 and all(result["milliseconds"] > 0 for result in found.values())
+
+
 def test_never_slower(target, capsys):
     found = document("never_slower", capsys, *float32(target), "--max-new-tokens", 4, "--repeats", 2)
     assert len(found["workloads"]) == 4

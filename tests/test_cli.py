@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 from rich.console import Console
@@ -74,6 +75,25 @@ def test_generate_samples_reproducibly(target, capsys):
     assert shown[0] == shown[1] != shown[2]
 
 
+def test_bench_measures_every_combination_and_draws(target, tmp_path, capsys):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in SENTENCES[:2]))
+    arguments = ["--questions", str(questions), "--variants", "prompt-lookup", "--plots", str(tmp_path / "plots")]
+    arguments += ["--batch-size", "1,2", "--temperature", "0,0.5", "--target", target, "--profile"]
+    assert main(["bench", "--dtype", "float32", "--max-new-tokens", "6", *arguments]) == 0
+    shown = capsys.readouterr()
+    found = [setting["options"] for setting in json.loads(shown.out.splitlines()[-1])["settings"]]
+    assert [(one["batch_size"], one["temperature"]) for one in found] == [(1, 0), (1, 0.5), (2, 0), (2, 0.5)]
+    assert shown.err.count("Seconds by phase") == 4 and "batch 2, temperature 0.5" in shown.err
+    assert (tmp_path / "plots" / "speedup-by-category-3.png").is_file()
+
+
+def test_bench_wants_matplotlib_before_it_measures(target, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["bench", "--target", target, "--questions", "no-such-file", "--plots", str(tmp_path)]) == 2
+    assert 'pip install "hf_specdec[plots]"' in capsys.readouterr().err
+
+
 def test_bench_prints_one_json_document_last(target, tmp_path, capsys):
     questions, saved = tmp_path / "questions.jsonl", tmp_path / "result.json"
     questions.write_text(json.dumps({"question_id": 1, "category": "math", "turns": [SENTENCES[3]]}) + "\n")
@@ -124,7 +144,7 @@ def test_errors_of_users_are_one_line_and_exit_code_2(target, arguments, message
 
 
 def test_unknown_arguments_exit_with_code_2():
-    for arguments in ([], ["fly"], ["generate"], ["bench", "--limit", "few"]):
+    for arguments in ([], ["fly"], ["generate"], ["bench", "--limit", "few"], ["bench", "--batch-size", "1,x"]):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2

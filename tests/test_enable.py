@@ -331,6 +331,51 @@ def test_custom_generate_serves_models_that_are_not_enabled(num_rows):
     assert model.__dict__ == before
 
 
+@pytest.mark.parametrize("assistant", ["suffix", False, None])
+def test_one_call_of_a_model_that_is_not_enabled(assistant):
+    model = tiny()
+    plain = model.generate(IDS, **GREEDY)
+    for _ in range(2):
+        assert torch.equal(hf_specdec.generate(model, IDS, assistant=assistant, **GREEDY), plain)
+    assert "generate" not in vars(model)
+    assert (hf_specdec.last_stats(model) is not None) == (assistant == "suffix")
+    assert torch.equal(hf_specdec.enable(model).generate(IDS, assistant="suffix", **GREEDY), plain)
+    hf_specdec.generate(model, IDS, assistant="suffix", **GREEDY)
+    assert "generate" not in vars(hf_specdec.disable(model))
+
+
+def test_one_call_knows_what_earlier_ones_have_seen():
+    """A strategy named in two calls is one drafter: the second call copies what the first one has written."""
+    model = tiny()
+    for _ in range(2):
+        hf_specdec.generate(model, IDS, assistant="suffix", **GREEDY)
+        accepted = hf_specdec.last_stats(model).accepted
+    assert accepted >= GREEDY["max_new_tokens"] // 2
+
+
+def test_one_call_leaves_a_models_own_generate_to_it():
+    model = tiny()
+    own = vars(model)["generate"] = functools.partial(type(model).generate, model)
+    for _ in range(2):
+        hf_specdec.generate(model, IDS, assistant="ngram", **GREEDY)
+    assert vars(model)["generate"] is own
+    hf_specdec.disable(model)
+    assert vars(model)["generate"] is own
+    hf_specdec.enable(model)
+    hf_specdec.disable(model)
+    assert vars(model)["generate"] is own
+
+
+def test_one_call_of_a_compiled_model_and_of_none():
+    model = tiny()
+    plain = model.generate(IDS, **GREEDY)
+    compiled = torch.compile(model, backend="eager")
+    assert torch.equal(hf_specdec.generate(compiled, IDS, assistant="ngram", **GREEDY), plain)
+    assert hf_specdec.last_stats(compiled).rounds > 0
+    with pytest.raises(ValueError, match="cannot generate text"):
+        hf_specdec.generate(model.model, IDS, assistant="ngram")
+
+
 def test_custom_generate_can_be_used_for_several_calls():
     model, drafter = tiny(), PromptLookup()
     call = hf_specdec.speculate(drafter)

@@ -119,3 +119,18 @@ def test_ids_that_stand_for_images_are_never_drafted(assistant, num_rows):
     kwargs = GREEDY | {"max_new_tokens": 20}
     plain = target.generate(ids, assistant=False, **kwargs)
     assert torch.equal(target.generate(ids, assistant=assistant, num_draft_tokens=6, **kwargs), plain)
+
+
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("assistant", ["prompt-lookup", "suffix", "token-recycling", "auto", "early-exit", DraftModel])
+def test_a_row_of_which_the_mask_leaves_nothing(assistant, length):
+    target = hf_specdec.enable(tiny())
+    ids = torch.arange(5, 5 + 3 * length).view(3, length)
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    drafter = DraftModel(jittered(target)) if assistant is DraftModel else assistant
+    texts = [
+        target.generate(ids, attention_mask=mask, assistant=chosen, max_new_tokens=20, **GREEDY)
+        for chosen in (False, drafter)
+    ]
+    assert torch.equal(*texts)

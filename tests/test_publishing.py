@@ -429,6 +429,8 @@ def test_the_card_says_what_is_recorded_and_no_more(eagle, target, tmp_path):
     text = write_card(folder, "org/head").read_text()
     assert "Measured" not in text and "Checked" not in text and "speedup" not in text
     (folder / "bench.json").write_text(json.dumps(BENCH))
+    warm = BENCH | {"options": BENCH["options"] | {"temperature": 0.7}}
+    (folder / "bench-settings.json").write_text(json.dumps({"settings": [BENCH, warm]}))
     lines = [
         {"acceptance_length": n, "acceptance_by_position": [0.5, 0.25], "answer_tokens": 5, "step": n} for n in (1, 2)
     ]
@@ -437,6 +439,7 @@ def test_the_card_says_what_is_recorded_and_no_more(eagle, target, tmp_path):
     (folder / "check.json").write_text(json.dumps(report))
     text = write_card(folder, "org/head", license="apache-2.0").read_text()
     assert "| drafter=head | 2.35 | 1.68 | 3 of 4 |" in text and "/home/me" not in text
+    assert text.count("## Measured") == 3 and "temperature 0.7" in text
     assert "777 tokens" in text and "length 2.000" in text and "0.500, 0.250" in text and "memory: fits" in text
     metadata = ModelCard(text).data
     assert metadata.base_model == "org/target" and metadata.library_name == "hf_specdec"

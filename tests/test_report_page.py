@@ -8,7 +8,6 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from hf_specdec import Finding, Trace
 from hf_specdec.cli import main
@@ -16,7 +15,6 @@ from hf_specdec.pages import Run, page, write_page
 from hf_specdec.pages.pieces import pieces_of
 from hf_specdec.rounds import RowRound, TracedRound
 from tests.browser import CHROMIUM, Browser
-from tests.test_documents import blocks
 from tests.tokenizers_for_tests import SENTENCES, save_tiny, trained_tokenizer
 
 EVIL = '<script>alert("1")</script>\n</script><!-- & <img src=x onerror=alert(2)>'
@@ -249,15 +247,6 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, mon
     assert main(arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1
-
-
-def test_the_python_of_the_document_runs(target, tokenizer, tmp_path, monkeypatch, capsys):
-    (block,) = blocks("docs/report.md", "python")
-    model = AutoModelForCausalLM.from_pretrained(target)
-    monkeypatch.chdir(tmp_path)
-    exec(block, {"model": model, "tokenizer": tokenizer, "inputs": tokenizer(SENTENCES[0], return_tensors="pt")})
-    assert "prefill" in capsys.readouterr().out
-    assert Run.load("run.json").about["why"] in (tmp_path / "report.html").read_text()
 
 
 # --- in a browser -----------------------------------------------------------------------------------------

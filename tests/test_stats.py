@@ -60,6 +60,25 @@ def test_to_dict_is_json_and_independent():
     assert json.loads(json.dumps(values))["drafted_at"] == [3, 2, 2]
 
 
+def test_counters_have_vllms_names_and_meaning():
+    rounds = [(3, 3), (3, 1), (1, 0), (0, 0), (2, 2)]
+    stats, counters = SpecStats(), dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens"), 0)
+    per_position = [0, 0, 0]
+    for drafted, accepted in rounds:
+        stats.record_row(drafted, accepted, accepted + 1, "x")
+        if drafted:  # vLLM observes only requests with a draft
+            counters["drafts"] += 1
+            counters["draft_tokens"] += drafted
+            counters["accepted_tokens"] += accepted
+            for position in range(accepted):
+                per_position[position] += 1
+    values = stats.to_dict()
+    assert {name: values[f"spec_decode_num_{name}"] for name in counters} == counters
+    assert values["spec_decode_num_accepted_tokens_per_pos"] == per_position == [3, 2, 1]
+    values["spec_decode_num_accepted_tokens_per_pos"].clear()
+    assert stats.accepted_at == per_position
+
+
 def test_the_readable_form_names_the_numbers():
     text = str(example())
     assert "7 / 4 (57%)" in text

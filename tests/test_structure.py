@@ -1,8 +1,10 @@
-"""The package keeps its shape: imports point one way, private host names stay in one file."""
+"""The package keeps its shape: imports point one way, private host names stay in one package."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import hf_specdec
@@ -11,9 +13,11 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions", "pictures"],
     ["chains", "paths", "rounds", "history", "recycling"],
-    ["host", "trees"],
+    ["host.names", "host.attention", "host.models", "host.encoders", "host.layers", "host.processes", "host.rotary"],
+    ["host.settings", "host.processors", "host.caches", "host.tree_masks", "host.passes", "host"],
+    ["trees"],
     ["fingerprints", "provenance"],
     ["heads.eagle", "heads"],
     ["state", "slots", "halves", "cached_model", "request"],
@@ -30,14 +34,15 @@ LAYERS = [
     ["checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
     ["checkpoints.translate", "checkpoints.load", "checkpoints.write", "checkpoints"],
     ["loop", "candidates", "hub"],
-    ["demo_model", "loading"],
+    ["demo_model", "loading", "rows"],
     ["checks", "checks.findings", "checks.sides", "checks.tokenizers", "checks.shapes", "checks.memory", "checks.pair"],
     ["generation"],
     ["checks.measure", "checks.compat"],
     ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
-    [""],
+    ["public", ""],
     ["pages.files", "pages.pieces", "pages.run", "pages.charts", "pages.page", "pages"],
-    ["checks.report", "checks.bench", "checks.show", "demo"],
+    ["checks.report", "checks.tables", "checks.documents", "checks.questions", "checks.variants", "checks.settings"],
+    ["checks.resuming", "checks.running", "checks.plots", "checks.bench", "checks.show", "demo"],
     ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],
     ["training.losses", "training.features"],
     ["training.recipes.base", "training.recipes.conditional_drop", "training.recipes.heads"],
@@ -81,10 +86,10 @@ def test_imports_point_down():
         assert not upward, f"hf_specdec.{name} imports {upward} from above it"
 
 
-def test_only_the_host_file_touches_private_names_of_transformers():
+def test_only_the_host_package_touches_private_names_of_transformers():
     ours = {"_Attachment", "_hf_specdec", "__dict__", "_orig_mod"}  # the last is torch.compile's
     for name, path in modules().items():
-        if name == "host":
+        if name.split(".")[0] == "host":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr not in ours:
@@ -100,3 +105,26 @@ def test_functions_fit_a_screen():
                 docstring = ast.get_docstring(node, clean=False)
                 lines = node.end_lineno - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
                 assert lines <= 60, f"{path.name}: {node.name} has {lines} lines"
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, hf_specdec; print({'torch', 'transformers'} & set(sys.modules), 'Auto' in dir(hf_specdec))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["set()", "True"]
+
+
+def test_names_are_found_wherever_one_begins():
+    code = """
+from hf_specdec.drafters import Suffix
+from hf_specdec.generation import resolve_assistant
+import hf_specdec
+from hf_specdec import *
+assert hf_specdec.Suffix is Suffix
+assert set(hf_specdec.__all__) <= set(globals())
+try:
+    hf_specdec.nothing
+except AttributeError:
+    print("missing")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "missing\n"

@@ -78,7 +78,7 @@ def test_a_fixed_cache_without_room_for_waiting_is_refused():
 def test_whether_processes_are_synced_is_decided_as_plain_generate_does(monkeypatch):
     model = tiny()
     assert not host.is_synced(model, None) and host.is_synced(model, True)
-    monkeypatch.setattr(host, "is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr(host.processes, "is_deepspeed_zero3_enabled", lambda: True)
     assert not host.is_synced(model, None)  # a single process
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)

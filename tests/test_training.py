@@ -367,5 +367,5 @@ def test_a_training_must_end(places, tmp_path, capsys):
 
 def test_curves_need_matplotlib_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r"hf_specdec\[train\]"):
+    with pytest.raises(ValueError, match=r"hf_specdec\[plots\]"):
         draw([{}], tmp_path / "curves.png", "")

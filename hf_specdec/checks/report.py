@@ -1,15 +1,12 @@
-"""What a benchmark measured, the figures that follow from it, and the table that shows them."""
+"""What a benchmark measured, the figures that follow from it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from hf_specdec.stats import SpecStats
 
@@ -77,9 +74,6 @@ class Batch:
         return sum(answers == plain for answers, plain in pairs)
 
 
-# --- figures ----------------------------------------------------------------------------------------------
-
-
 def summary(batches: list[Batch], name: str, is_greedy: bool) -> dict[str, Any]:
     """All figures of one variant.
 
@@ -91,14 +85,17 @@ def summary(batches: list[Batch], name: str, is_greedy: bool) -> dict[str, Any]:
     Returns:
         `total` and `by_category`: counts, speed-up against plain and identical outputs. `geometric_mean`:
         over categories. `overhead_share`: acceptance and bookkeeping as a share of the rounds' seconds, the
-        prompt's pass left out. `against_host_prompt_lookup`: the same speed-ups with that variant as the base.
+        prompt's pass left out. `profile`: counts and seconds of our own variants (see `SpecStats.to_dict`), else
+        `None`. `against_host_prompt_lookup`: the same speed-ups with that variant as the base.
     """
     groups = by_category(batches)
+    stats = merged([batch.runs[name] for batch in batches])
     figures = {
         "total": group_summary(batches, name, is_greedy),
         "by_category": {category: group_summary(group, name, is_greedy) for category, group in groups.items()},
         "geometric_mean": geometric_mean(batches, name, PLAIN),
-        "overhead_share": overhead_share(merged([batch.runs[name] for batch in batches])),
+        "overhead_share": overhead_share(stats),
+        "profile": stats and stats.to_dict(),
     }
     if HOST_LOOKUP in batches[0].runs:
         figures["against_host_prompt_lookup"] = {
@@ -206,74 +203,3 @@ def first_difference(answer: list[int], other: list[int]) -> int | None:
 
 def _speed_of_sums(runs: list[Run]) -> float:
     return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
-
-
-# --- table ------------------------------------------------------------------------------------------------
-
-
-def table(document: dict[str, Any]) -> Table:
-    """The document of a benchmark as one table: a column for every variant."""
-    variants = document["variants"]
-    shown = _speedups_table(variants, "plain generation")
-    shown.add_section()
-    for label, cell in _SUMMARY_ROWS.items():
-        shown.add_row(label, *(cell(figures, figures["total"]) for figures in variants.values()))
-    return shown
-
-
-def host_table(document: dict[str, Any]) -> Table:
-    """The same speed-ups with Transformers' own prompt lookup as the base, which must be among the variants."""
-    variants = {name: figures["against_host_prompt_lookup"] for name, figures in document["variants"].items()}
-    shown = _speedups_table(variants, HOST_LOOKUP)
-    shown.add_section()
-    shown.add_row("geometric mean", *(_ratio(figures["geometric_mean"]) for figures in variants.values()))
-    return shown
-
-
-def lengths_table(document: dict[str, Any]) -> Table:
-    """Tokens a round, by category: what drafts yield, whatever the machine's speed."""
-    variants = document["variants"]
-    shown = _empty_table("Tokens a round, the target's own included", list(variants))
-    for category in variants[PLAIN]["by_category"]:
-        groups = (figures["by_category"][category] for figures in variants.values())
-        shown.add_row(category, *(f"{group['mean_acceptance_length']:.2f}" for group in groups))
-    return shown
-
-
-def _speedups_table(variants: dict[str, Any], base: str) -> Table:
-    """A row for every category of what has `by_category`."""
-    title = f"Speed-up against {base}: median of paired ratios (95 % interval)"
-    shown = _empty_table(title, list(variants))
-    for category in variants[PLAIN]["by_category"]:
-        shown.add_row(category, *(_ratio(figures["by_category"][category]) for figures in variants.values()))
-    return shown
-
-
-def _empty_table(title: str, columns: list[str]) -> Table:
-    shown = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for heading in ("", *columns):
-        shown.add_column(heading, justify="right" if heading else "left")
-    return shown
-
-
-def _ratio(figures: dict[str, Any]) -> str:
-    low, high = figures["speedup_interval"]
-    return f"{figures['median_speedup']:.2f} ({low:.2f}-{high:.2f})"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
-
-
-# Rows below the categories: how each is made from a variant's figures and its totals.
-_SUMMARY_ROWS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
-    "geometric mean": lambda figures, total: _ratio(figures["geometric_mean"]),
-    "tokens/second": lambda figures, total: f"{total['tokens'] / total['seconds']:.1f}",
-    "tokens/round": lambda figures, total: f"{total['mean_acceptance_length']:.2f}",
-    "accepted/drafted": lambda figures, total: _percent(total["acceptance_rate"]),
-    "rounds with draft": lambda figures, total: _percent(total["coverage"]),
-    "overhead": lambda figures, total: _percent(figures["overhead_share"]),
-    "identical": lambda figures, total: (
-        "" if total["identical"] is None else f"{total['identical']}/{total['questions']}"
-    ),
-}

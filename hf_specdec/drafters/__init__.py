@@ -1,7 +1,7 @@
 """Drafting strategies: one file each, and one line each in the registry."""
 
 from hf_specdec.drafters.auto import Auto
-from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
+from hf_specdec.drafters.base import Copy, CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.draft_model import DraftModel
 from hf_specdec.drafters.eagle import DraftTree, Eagle
 from hf_specdec.drafters.early_exit import EarlyExit, ExitEstimate, best_exit_layer
@@ -23,6 +23,8 @@ NAMED: dict[str, type[Drafter]] = {
 __all__ = [
     "NAMED",
     "Auto",
+    "Copy",
+    "CopySession",
     "DraftContext",
     "DraftModel",
     "DraftSession",

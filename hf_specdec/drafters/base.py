@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+import hf_specdec
 from hf_specdec.accept import UNSOUND, Draft
 from hf_specdec.cached_model import CachedModel
 from hf_specdec.noise import RoundNoise
@@ -234,12 +234,11 @@ class Drafter(ABC):
         self.__dict__.update(state, _experience=WeakKeyDictionary())
 
 
-# Saves, publishes and opens drafters: filled by the package, as files are not the drafters' business.
-FILES: dict[str, Callable[..., Any]] = {}
-
-
 class WeightedDrafter(Drafter):
-    """A drafter with weights of its own, which can be saved, published and opened again."""
+    """A drafter with weights of its own, which can be saved, published and opened again.
+
+    Files are not the drafters' business: these methods call the package's functions of the same names.
+    """
 
     def save_pretrained(self, folder: str | Path, target: PreTrainedModel, **facts: Any) -> Path:
         """Writes settings and weights into a folder, with where they come from.
@@ -253,7 +252,7 @@ class WeightedDrafter(Drafter):
         Raises:
             ValueError: if the drafter does not fit the target.
         """
-        return FILES["save"](self, folder, target, **facts)
+        return hf_specdec.save_pretrained(self, folder, target, **facts)
 
     def push_to_hub(self, repo_id: str, target: PreTrainedModel, **options: Any) -> str:
         """Publishes the drafter with a model card that says what is known about it.
@@ -270,7 +269,7 @@ class WeightedDrafter(Drafter):
         Raises:
             ValueError: if the drafter does not fit the target, or the Hub refuses.
         """
-        return FILES["push"](self, repo_id, target, **options)
+        return hf_specdec.push_to_hub(self, repo_id, target, **options)
 
     @classmethod
     def from_pretrained(cls, location: str | Path, target: PreTrainedModel, **options: Any) -> Any:
@@ -279,7 +278,7 @@ class WeightedDrafter(Drafter):
         Raises:
             ValueError: if it holds another kind or none, or a drafter for another target.
         """
-        found = FILES["load"](str(location), target, **options)
+        found = hf_specdec.load_drafter(str(location), target, **options)
         if not isinstance(found, cls):
             raise ValueError(f"{location} holds {type(found).__name__}, not {cls.__name__}; load_drafter opens any.")
         return found

@@ -95,9 +95,13 @@ class _RecyclingSession(CopySession):
         self.table, self.top_k, self.takes_trees = table, top_k, takes_trees
 
     def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:
-        ends = [state.tokens[row][-1] for row in state.rows]
-        successors = self.table.reader([end for end, limit in zip(ends, limits, strict=True) if limit > 0])
-        return [self._copy(end, successors, limit) for end, limit in zip(ends, limits, strict=True)]
+        # The mask may leave nothing of a prompt; such a row has no last token to go on from.
+        ends = [state.tokens[row][-1:] for row in state.rows]
+        successors = self.table.reader([end[0] for end, limit in zip(ends, limits, strict=True) if end and limit > 0])
+        return [
+            self._copy(end[0], successors, limit) if end and limit > 0 else Copy([], [])
+            for end, limit in zip(ends, limits, strict=True)
+        ]
 
     def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
         if target_pass is None:
@@ -108,9 +112,6 @@ class _RecyclingSession(CopySession):
             self.table.learn(tokens.flatten()[order], *likeliest(logits[order], self.top_k))
 
     def _copy(self, last: int, successors: Callable[[int], Successors], limit: int) -> Copy:
-        if limit <= 0:
-            return Copy([], [])
-
         def again(token: int) -> Successors:
             ids, probs = successors(token)
             return ids, [_HOLDS_AGAIN * prob for prob in probs]

@@ -123,7 +123,7 @@ def _metadata(facts: Facts, license: str | None) -> ModelCardData:
         library_name="hf_specdec",
         pipeline_tag="text-generation",
         base_model=provenance.target if "/" in provenance.target else None,
-        datasets=[prompts.removeprefix("hub:")] if prompts.startswith("hub:") else None,
+        datasets=[prompts.split(":")[1]] if prompts.startswith("hub:") else None,
         metrics=["mean_acceptance_length", "speedup"] if facts.benches else None,
         tags=["speculative-decoding", "draft-model", provenance.kind],
     )
@@ -145,7 +145,8 @@ def _sections(facts: Facts, repo_id: str) -> list[str]:
         "",
     ]
     for document in facts.benches.values():
-        text += _bench_section(document)
+        for setting in document.get("settings", [document]):  # of a benchmark with several
+            text += _bench_section(setting)
     text += _training_section(facts)
     for report in facts.checks.values():
         text += _check_section(report)
@@ -173,11 +174,11 @@ def _bench_section(document: dict[str, Any]) -> list[str]:
         total, mean = figures["total"], figures["geometric_mean"]
         identical = "" if total["identical"] is None else f"{total['identical']} of {total['questions']}"
         length = f"{total['mean_acceptance_length']:.2f}"
-        text.append(f"| {_short(name)} | {length} | {mean['speedup']:.2f} | {identical} |")
+        text.append(f"| {short_variant(name)} | {length} | {mean['speedup']:.2f} | {identical} |")
     return [*text, "", "Speed-ups are geometric means over the categories of questions.", ""]
 
 
-def _short(name: str) -> str:
+def short_variant(name: str) -> str:
     """A variant's name without the folders of its drafter."""
     kind, equals, location = name.partition("=")
     return kind + equals + Path(location).name if equals else kind

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_specdec.fingerprints import TargetFingerprint
 from hf_specdec.loading import load_target, target_name
 from hf_specdec.options import check_count
+from hf_specdec.rows import HUB_PREFIX
 from hf_specdec.training.examples import (
     RECORD_NAME,
     Example,
@@ -29,7 +30,7 @@ from hf_specdec.training.examples import (
     write_record,
     write_shard,
 )
-from hf_specdec.training.prompts import HUB_PREFIX, Chat, HeldOut, PromptWriter, normalised, read_prompts
+from hf_specdec.training.prompts import Chat, HeldOut, PromptWriter, normalised, read_prompts
 from hf_specdec.training.themes import THEMES, read_themes
 from hf_specdec.training.writing import write
 from hf_specdec.vocabulary import tokenizer_fingerprint

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from hf_specdec.pictures import new_figure, save
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -27,13 +28,7 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
     Raises:
         ValueError: if matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError('A picture of the curves needs matplotlib: pip install "hf_specdec[train]"') from error
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     seen = [entry["answer_tokens"] / 1e6 for entry in metrics]
     left.plot(seen, [entry["loss"] for entry in metrics], label="training loss")
@@ -47,9 +42,4 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.suptitle(title)
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        figure.savefig(part, dpi=120)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    save(figure, path)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from hf_specdec.loading import Chat
+from hf_specdec.rows import chat_of, file_rows, parsed, read_rows
 from hf_specdec.training.examples import show_broken
 from hf_specdec.training.themes import COMPLETE_ABOUT_TEXT, OPEN_ABOUT_TEXT, Theme
 from hf_specdec.training.writing import write
-
-HUB_PREFIX = "hub:"
-
-Chat = list[dict[str, str]]
 
 _PLACE = "HF-SPECDEC-PLACE"
 _MAX_PROMPT_TOKENS = 160  # that the target writes
@@ -170,64 +166,23 @@ def read_prompts(location: str) -> list[Chat]:
     """Reads conversations that end with a user's message.
 
     Args:
-        location: a file of JSON lines with `prompt`, `messages` or `turns`, or `hub:NAME`, a data set of the Hub with
-            such columns. Assistants' last words are cut off: the target answers itself. Of `turns` the first is asked.
+        location: a file of JSON lines with `prompt`, `messages` or `turns`, or `hub:NAME` or `hub:NAME:SPLIT`, a data
+            set of the Hub with such columns. Assistants' last words are cut off: the target answers itself. Of `turns`
+            the first is asked.
 
     Raises:
         ValueError: if it cannot be read, or no line holds a prompt.
     """
-    rows = _hub_rows(location.removeprefix(HUB_PREFIX)) if location.startswith(HUB_PREFIX) else _file_rows(location)
     chats, broken = [], []
-    for number, row in rows:
+    for number, row in read_rows(location):
         try:
-            chats.append(_chat(row))
+            chats.append(chat_of(row))
         except ValueError as error:
             broken.append(f"line {number}: {error}")
     show_broken(broken, location)
     if not chats:
         raise ValueError(f"{location} holds no prompts; every line needs `prompt`, `messages` or `turns`.")
     return chats
-
-
-def _file_rows(path: str) -> Iterable[tuple[int, Any]]:
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="replace").split("\n"), 1):
-        if line.strip():
-            yield number, line
-
-
-def _hub_rows(name: str) -> Iterable[tuple[int, Any]]:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError(f'Reading {HUB_PREFIX}{name} needs: pip install "hf_specdec[data]"') from error
-    return enumerate(load_dataset(name, split="train", streaming=False), 1)
-
-
-def _chat(row: Any) -> Chat:
-    if isinstance(row, str):
-        row = json.loads(row)
-    if not isinstance(row, dict):
-        raise ValueError("expected an object")
-    if isinstance(row.get("prompt"), str) and row["prompt"].strip():
-        return [{"role": "user", "content": row["prompt"]}]
-    if isinstance(row.get("turns"), list) and row["turns"] and isinstance(row["turns"][0], str):
-        return [{"role": "user", "content": row["turns"][0]}]
-    if isinstance(row.get("messages"), list):
-        return _until_last_user(row["messages"])
-    raise ValueError("there is no `prompt`, `messages` or `turns`")
-
-
-def _until_last_user(messages: list[Any]) -> Chat:
-    chat = []
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError("a message has a `role` and a `content`")
-        chat.append({"role": message["role"], "content": message["content"]})
-    while chat and chat[-1]["role"] != "user":
-        chat.pop()
-    if not chat:
-        raise ValueError("there is no message of a user")
-    return chat
 
 
 # --- kept out of training ---------------------------------------------------------------------------------
@@ -248,7 +203,7 @@ class HeldOut:
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        rows = [] if self.path is None else [json.loads(line) for _, line in _file_rows(str(self.path))]
+        rows = [] if self.path is None else [parsed(line) for _, line in file_rows(str(self.path))]
         self.texts = {normalised(text) for row in rows for text in _texts(row)} - {""}
         self.long_texts = [text for text in self.texts if len(text) >= _MIN_COMMON]
         if self.path is not None and not self.texts:

@@ -1,6 +1,6 @@
-"""Faster summaries without a second model: drafts are copied from the prompt.
+"""The shortest way in: `assistant="auto"` drafts by whatever pays, and the text is the model's own.
 
-python examples/01_prompt_lookup.py [FOLDER_OR_HUB_ID]
+python examples/01_quick_start.py [FOLDER_OR_HUB_ID]
 """
 
 import sys
@@ -23,7 +23,7 @@ inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_
 
 model.generate(
     **inputs,
-    assistant="prompt-lookup",
+    assistant="auto",
     max_new_tokens=80,
     do_sample=False,
     streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),

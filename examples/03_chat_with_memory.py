@@ -1,6 +1,8 @@
-"""A chat of several turns that reads every token once: the cache of one answer is continued by the next question.
+"""A chat of several turns: every token is read once, and what was said before is drafted from memory.
 
-python examples/03_chat.py [FOLDER_OR_HUB_ID]
+The cache of one answer is continued by the next question; a `Suffix` remembers the answers themselves.
+
+python examples/03_chat_with_memory.py [FOLDER_OR_HUB_ID]
 """
 
 import sys
@@ -13,7 +15,8 @@ from hf_specdec.demo_model import demo_model_path
 
 name = sys.argv[1] if len(sys.argv) > 1 else str(demo_model_path())
 tokenizer = AutoTokenizer.from_pretrained(name)
-model = hf_specdec.enable(AutoModelForCausalLM.from_pretrained(name), assistant="prompt-lookup")
+memory = hf_specdec.Suffix(tokenizer=tokenizer)
+model = hf_specdec.enable(AutoModelForCausalLM.from_pretrained(name), assistant=memory)
 
 cache = DynamicCache(config=model.config)
 chat: list[dict[str, str]] = []
@@ -40,3 +43,4 @@ for question in ("Name three colours.", "Say them again, in reverse order.", "Wh
     chat.append({"role": "assistant", "content": answer})
     print(f"> {question}  ({ids.shape[1] - already_read} new of {ids.shape[1]} tokens read)\n{answer}\n")
     ids = output
+print(f"{memory.cached_requests} answers remembered\n{memory.stats}")

@@ -1,6 +1,6 @@
 """A smaller model drafts for a batch of prompts of different lengths; sampling stays exact and reproducible.
 
-python examples/02_draft_model.py TARGET DRAFTER
+python examples/04_batch_of_prompts.py TARGET DRAFTER
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Edits of one file: drafts are copied from earlier answers, and the memory of them outlives the process.
 
-python examples/04_code_edits_with_memory.py [FOLDER_OR_HUB_ID] [MEMORY_FOLDER]
+python examples/05_code_edits_with_memory.py [FOLDER_OR_HUB_ID] [MEMORY_FOLDER]
 
 Without the second argument the memory goes to a temporary folder; name one and run twice to begin with the first run's.
 """

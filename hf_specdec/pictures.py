@@ -1,0 +1,40 @@
+"""Figures of matplotlib, which is loaded only where one is drawn, and their files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+def require_matplotlib() -> None:
+    """Raises `ValueError` if matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ValueError('Pictures need matplotlib: pip install "hf_specdec[plots]"') from error
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches, whose parts do not overlap.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure in the format that the path's ending says; the file appears whole."""
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        figure.savefig(part, dpi=120)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
