@@ -79,7 +79,7 @@ def read_examples(folder: str | os.PathLike[str]) -> list[Example]:
                 examples.append(_parsed(line))
             except ValueError as error:
                 broken.append(f"{path.name}, line {number}: {error}")
-    show_broken(broken, str(folder))
+    show_left_out(broken, str(folder))
     if not examples:
         raise ValueError(f"{folder} holds no readable example; remove it and make the data again.")
     return examples
@@ -136,12 +136,12 @@ def is_held_out(example: Example, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def show_broken(broken: list[str], where: str) -> None:
-    """Says on standard error how many lines of a file were passed over, and which are the first."""
-    if broken:
-        shown = "\n".join(f"  {line}" for line in broken[:_NUM_SHOWN])
-        more = f"\n  and {len(broken) - _NUM_SHOWN} more" if len(broken) > _NUM_SHOWN else ""
-        print(f"{where}: {len(broken)} broken lines are left out:\n{shown}{more}", file=sys.stderr)
+def show_left_out(found: list[str], where: str, what: str = "broken lines") -> None:
+    """Says on standard error how much of a file was passed over, and what the first of it is."""
+    if found:
+        shown = "\n".join(f"  {one}" for one in found[:_NUM_SHOWN])
+        more = f"\n  and {len(found) - _NUM_SHOWN} more" if len(found) > _NUM_SHOWN else ""
+        print(f"{where}: {len(found)} {what} are left out:\n{shown}{more}", file=sys.stderr)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_specdec.training.examples import show_broken
+from hf_specdec.training.examples import show_left_out
 from hf_specdec.training.themes import COMPLETE_ABOUT_TEXT, OPEN_ABOUT_TEXT, Theme
 from hf_specdec.training.writing import write
 
 HUB_PREFIX = "hub:"
+TURNS = ("last", "all")
 
 Chat = list[dict[str, str]]
+# What is said before the target's first answer, then before its second, and so on.
+Conversation = list[Chat]
 
 _PLACE = "HF-SPECDEC-PLACE"
 _MAX_PROMPT_TOKENS = 160  # that the target writes
@@ -31,6 +35,8 @@ _SHARE_WITHOUT_BEGINNING = 0.25
 _MIN_PASSAGE, _MAX_PASSAGE = 300, 1600  # characters
 _MIN_PROMPT, _MAX_PROMPT = 12, 4000
 _MIN_COMMON = 40  # characters a prompt and an evaluation prompt share when one holds the other
+_FIELDS = "`prompt`, `turns`, `messages` or `conversations`"
+_SPEAKERS = {"human": "user", "gpt": "assistant"}  # as ShareGPT calls them
 
 
 # --- written by the target --------------------------------------------------------------------------------
@@ -145,7 +151,14 @@ def _around_user_turn(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[
             "--prompts, or a tokenizer with a chat template."
         )
     chat = [{"role": "system", "content": system}] if system else []
-    text = str(tokenizer.apply_chat_template([*chat, {"role": "user", "content": _PLACE}], tokenize=False))
+    try:
+        text = str(tokenizer.apply_chat_template([*chat, {"role": "user", "content": _PLACE}], tokenize=False))
+    except TemplateError as error:
+        if system:  # some templates know no system messages
+            return _around_user_turn(tokenizer, "")
+        raise ValueError(
+            f"The chat template refuses a user's message: {error}. Give prompts with --prompts."
+        ) from error
     if text.count(_PLACE) != 1:
         raise ValueError("The chat template does not show the user's message once, so its turn cannot be left open.")
     before, behind = text.split(_PLACE)
@@ -166,27 +179,29 @@ def is_junk(text: str) -> bool:
 # --- given by the user ------------------------------------------------------------------------------------
 
 
-def read_prompts(location: str) -> list[Chat]:
-    """Reads conversations that end with a user's message.
+def read_prompts(location: str, turns: str = "last") -> list[Conversation]:
+    """Reads conversations, each up to a user's message that the target is to answer.
 
     Args:
-        location: a file of JSON lines with `prompt`, `messages` or `turns`, or `hub:NAME`, a data set of the Hub with
-            such columns. Assistants' last words are cut off: the target answers itself. Of `turns` the first is asked.
+        location: a file of JSON lines with `prompt`, `turns` (what a user says, one text after the other), `messages`
+            or ShareGPT's `conversations`, or `hub:NAME`, a data set of the Hub with such columns.
+        turns: "last": the last message of a user is asked, behind all before it as they are; of `turns` the first.
+            "all": every turn of the user is asked in order, the target's own answers taking the place of those given.
 
     Raises:
         ValueError: if it cannot be read, or no line holds a prompt.
     """
     rows = _hub_rows(location.removeprefix(HUB_PREFIX)) if location.startswith(HUB_PREFIX) else _file_rows(location)
-    chats, broken = [], []
+    found, broken = [], []
     for number, row in rows:
         try:
-            chats.append(_chat(row))
+            found.append(_conversation(_parsed(row), turns))
         except ValueError as error:
             broken.append(f"line {number}: {error}")
-    show_broken(broken, location)
-    if not chats:
-        raise ValueError(f"{location} holds no prompts; every line needs `prompt`, `messages` or `turns`.")
-    return chats
+    show_left_out(broken, location)
+    if not found:
+        raise ValueError(f"{location} holds no prompts; every line needs {_FIELDS}.")
+    return found
 
 
 def _file_rows(path: str) -> Iterable[tuple[int, Any]]:
@@ -200,34 +215,67 @@ def _hub_rows(name: str) -> Iterable[tuple[int, Any]]:
         from datasets import load_dataset
     except ImportError as error:
         raise ValueError(f'Reading {HUB_PREFIX}{name} needs: pip install "hf_specdec[data]"') from error
-    return enumerate(load_dataset(name, split="train", streaming=False), 1)
+    try:
+        return enumerate(load_dataset(name, split="train", streaming=False), 1)
+    except Exception as error:  # of the library, of the Hub, or of the files
+        raise ValueError(f"{HUB_PREFIX}{name} cannot be read: {error}") from error
 
 
-def _chat(row: Any) -> Chat:
+def _parsed(row: Any) -> dict[str, Any]:
     if isinstance(row, str):
         row = json.loads(row)
     if not isinstance(row, dict):
         raise ValueError("expected an object")
+    return row
+
+
+def _conversation(row: dict[str, Any], turns: str) -> Conversation:
     if isinstance(row.get("prompt"), str) and row["prompt"].strip():
-        return [{"role": "user", "content": row["prompt"]}]
-    if isinstance(row.get("turns"), list) and row["turns"] and isinstance(row["turns"][0], str):
-        return [{"role": "user", "content": row["turns"][0]}]
-    if isinstance(row.get("messages"), list):
-        return _until_last_user(row["messages"])
-    raise ValueError("there is no `prompt`, `messages` or `turns`")
+        return [[{"role": "user", "content": row["prompt"]}]]
+    if isinstance(row.get("turns"), list) and row["turns"]:
+        if not all(isinstance(text, str) and text.strip() for text in row["turns"]):
+            raise ValueError("`turns` must be texts")
+        asked = [[{"role": "user", "content": text}] for text in row["turns"]]
+        return asked if turns == "all" else asked[:1]
+    messages = row.get("messages") or row.get("conversations")
+    if isinstance(messages, list):
+        chat = _until_last_user([_message(message) for message in messages])
+        return _asked_in_order(chat) if turns == "all" else [chat]
+    raise ValueError(f"there is no {_FIELDS}")
 
 
-def _until_last_user(messages: list[Any]) -> Chat:
-    chat = []
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError("a message has a `role` and a `content`")
-        chat.append({"role": message["role"], "content": message["content"]})
-    while chat and chat[-1]["role"] != "user":
-        chat.pop()
-    if not chat:
-        raise ValueError("there is no message of a user")
-    return chat
+def _message(given: Any) -> dict[str, str]:
+    """A message in the host's spelling."""
+    if not isinstance(given, dict):
+        raise ValueError("a message is an object")
+    role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise ValueError("a message has two texts: `role` and `content`, or `from` and `value`")
+    return {"role": _SPEAKERS.get(role, role), "content": content}
+
+
+def _until_last_user(chat: Chat) -> Chat:
+    last = max((place for place, message in enumerate(chat) if message["role"] == "user"), default=None)
+    if last is None or not chat[last]["content"].strip():
+        raise ValueError("there is no message of a user to answer")
+    return chat[: last + 1]
+
+
+def _asked_in_order(chat: Chat) -> Conversation:
+    """Cut behind every turn of the user; what an assistant answered there is left out."""
+    turns: Conversation = [[]]
+    is_answered = False
+    for message in chat:
+        if message["role"] not in ("system", "user", "assistant"):
+            raise ValueError(f"turns of the role {message['role']!r} cannot be asked in order; use --turns last")
+        if message["role"] == "assistant" and any(other["role"] == "user" for other in turns[-1]):
+            is_answered = True
+            continue
+        if is_answered:
+            turns.append([])
+        is_answered = False
+        turns[-1].append(message)
+    return turns
 
 
 # --- kept out of training ---------------------------------------------------------------------------------
@@ -242,17 +290,29 @@ class HeldOut:
 
     Attributes:
         refused: prompts that were found in it.
+
+    Raises:
+        ValueError: if a line cannot be read, since what it holds could not be kept out.
     """
 
     path: str | os.PathLike[str] | None
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        rows = [] if self.path is None else [json.loads(line) for _, line in _file_rows(str(self.path))]
-        self.texts = {normalised(text) for row in rows for text in _texts(row)} - {""}
+        self.texts: set[str] = set()
+        for number, line in [] if self.path is None else _file_rows(str(self.path)):
+            try:
+                asked = _conversation(_parsed(line), "all")
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.path}, line {number}: {error}. What cannot be read cannot be kept out of the data: mend "
+                    "the line or remove it."
+                ) from error
+            self.texts |= {normalised(text) for text in users_texts(asked)}
+        self.texts.discard("")
         self.long_texts = [text for text in self.texts if len(text) >= _MIN_COMMON]
         if self.path is not None and not self.texts:
-            raise ValueError(f"{self.path} holds no prompts; every line needs `prompt`, `messages` or `turns`.")
+            raise ValueError(f"{self.path} holds no prompts; every line needs {_FIELDS}.")
 
     def refuses(self, prompt: str) -> bool:
         """Whether a prompt is one of them, or holds or is held by one."""
@@ -276,7 +336,6 @@ def normalised(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def _texts(row: dict[str, Any]) -> list[str]:
-    given = [row.get("prompt"), *(row.get("turns") or [])]
-    given += [m.get("content") for m in row.get("messages") or [] if m.get("role") == "user"]
-    return [text for text in given if isinstance(text, str)]
+def users_texts(conversation: Conversation) -> list[str]:
+    """All that the user says in a conversation."""
+    return [message["content"] for turn in conversation for message in turn if message["role"] == "user"]
