@@ -434,6 +434,29 @@ def test_prompts_that_cannot_be_asked_are_shown(files, capsys):
     assert "prompts may have" in shown and "the chat template refuses it: no system" in shown
 
 
+def test_a_shard_that_is_missing_is_no_reason_to_overwrite_another(files):
+    made(options_for(files, tokens=250, batch_size=2))
+    paths = shard_paths(files / "data")
+    paths[0].unlink()
+    kept = {path: path.read_bytes() for path in paths[1:]}
+    made(options_for(files))
+    assert len(kept) > 1 and all(path.read_bytes() == content for path, content in kept.items())
+
+
+def test_what_is_held_out_too_late_is_refused(files):
+    made(options_for(files, held_out=None))
+    with pytest.raises(ValueError, match=r"already holds answers to 1 prompts that occur in .*held-out.jsonl"):
+        made(options_for(files))
+
+
+def test_where_nothing_can_be_asked_there_are_no_data(files, monkeypatch):
+    with pytest.raises(ValueError, match="nothing to ask"):
+        made(options_for(files, held_out=files / "prompts.jsonl"))
+    monkeypatch.setattr(PromptWriter, "write", lambda self, count, seed, passages: [])
+    with pytest.raises(ValueError, match="nothing to ask"):
+        made(options_for(files, prompts=None))
+
+
 def test_prompts_of_both_kinds_are_mixed(files, monkeypatch):
     def written(self, count, seed, passages):
         return [f"Prompt {seed} number {n}, please." for n in range(count)]

@@ -25,6 +25,7 @@ from hf_specdec.options import check_count
 from hf_specdec.training.examples import (
     RECORD_NAME,
     Example,
+    next_index,
     read_examples,
     read_record,
     shard_paths,
@@ -163,6 +164,7 @@ class DataMaker:
         self.record = self._opened_record()
         self.examples = read_examples(options.output) if shard_paths(options.output) else []
         self.seen = {normalised(self._text(example.prompt)) for example in self.examples}
+        self._refuse_held_out_answers()
         self.unusable: list[str] = []
         self.given = self._given_prompts()
         self.num_before = self.num_tokens
@@ -178,9 +180,9 @@ class DataMaker:
         if self.options.prompts is not None:
             console.print(f"{len(self.given)} prompts of {self.options.prompts} to ask", highlight=False)
         while self.num_tokens < self.options.tokens:
-            asked = self._asked(index := len(shard_paths(self.options.output)))
+            asked = self._asked(index := next_index(self.options.output))
             if not asked:
-                console.print("All prompts are answered; more data need more prompts, or --self-written.")
+                console.print(self._why_nothing_is_asked())
                 break
             answered = self._answered(asked, index)
             write_shard(self.options.output, index, answered)
@@ -188,7 +190,18 @@ class DataMaker:
             self._write_record()
             console.print(self._progress(time.monotonic() - start), highlight=False)
         self.held_out.show()
+        if not self.examples:
+            raise ValueError(f"There is nothing to ask, so {self.options.output} holds no answers.")
+        console.print(f"{self.options.output}: {len(self.examples)} answers, {self.num_tokens} tokens", highlight=False)
         return self._write_record()
+
+    def _why_nothing_is_asked(self) -> str:
+        if self.writer is None:
+            return "All prompts are answered; more data need more prompts, or --self-written."
+        return (
+            "None of the prompts that the target wrote in this round is usable: they are unfinished, repeated, "
+            "repetitive or held out. Give --prompts, other --themes or another --seed."
+        )
 
     def _progress(self, seconds: float) -> str:
         speed = (self.num_tokens - self.num_before) / seconds
@@ -197,6 +210,15 @@ class DataMaker:
             f"{len(self.examples)} answers, {self.num_tokens} of {self.options.tokens} tokens, {speed:.0f} tokens/s, "
             f"{left / 3600:.1f} h left"
         )
+
+    def _refuse_held_out_answers(self) -> None:
+        """Raises `ValueError` if the folder already holds what is to be kept out of it."""
+        found = [text for text in self.seen if any(held_out in text for held_out in self.held_out.long_texts)]
+        if found:
+            raise ValueError(
+                f"{self.options.output} already holds answers to {len(found)} prompts that occur in "
+                f"{self.options.held_out}, such as {found[0][:60]!r}. Give another --output."
+            )
 
     # --- prompts of a round ---
 

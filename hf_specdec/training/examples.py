@@ -94,7 +94,12 @@ def write_shard(folder: str | os.PathLike[str], index: int, examples: Iterable[E
 
 def shard_paths(folder: str | os.PathLike[str]) -> list[Path]:
     """The shards of a data folder, in order."""
-    return sorted(Path(folder).glob("answers-*.jsonl"))
+    return sorted(Path(folder).glob("answers-[0-9][0-9][0-9][0-9][0-9].jsonl"))
+
+
+def next_index(folder: str | os.PathLike[str]) -> int:
+    """The index of the shard to come, behind all that are there."""
+    return max((int(path.stem.rpartition("-")[2]) + 1 for path in shard_paths(folder)), default=0)
 
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
