@@ -296,6 +296,11 @@ def _run_train(arguments: argparse.Namespace) -> None:
         console.width = 200
     with ConsoleReport(console) as report:
         train(TrainOptions(**options, recipe=RecipeOptions(**recipe)), report)
+    target = f"--target {arguments.target} " if arguments.target else ""
+    console.print(f"The best drafter is in {arguments.output}; try it:", highlight=False)
+    console.print(
+        f"  hf-specdec generate {target}--assistant {arguments.output} --prompt ...", highlight=False, soft_wrap=True
+    )
 
 
 def _seconds(text: str) -> float:

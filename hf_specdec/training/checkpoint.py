@@ -135,7 +135,10 @@ def read_state(folder: Path) -> tuple[Progress, dict[str, Any], dict[str, Tensor
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it and start anew with --init-from.") from error
+        raise ValueError(
+            f"{path} is damaged ({error}), so its training cannot go on; the drafter beside it is not touched. Start "
+            "anew with another output."
+        ) from error
     progress = Progress(**json.loads(metadata["progress"]))
     progress.loss = tuple(progress.loss)  # type: ignore[assignment]
     return progress, json.loads(metadata["facts"]), tensors
