@@ -313,7 +313,7 @@ def test_data_that_changed_under_a_run_are_refused(places, good, tmp_path):
     few.mkdir()
     lines = (Path(places[0]) / "answers-00000.jsonl").read_text().splitlines(keepends=True)
     (few / "answers-00000.jsonl").write_text("".join(lines[:20]))
-    with pytest.raises(ValueError, match=r"holds 20 examples; there were 30 when this run was stopped"):
+    with pytest.raises(ValueError, match=r"holds 20 examples; this run had 30 when it stopped"):
         train(options(str(few), places[1], str(good[0])))
     write_shard(few, 1, [Example((3, 4), (5, 999), 0.0, "self", True)])
     with pytest.raises(ValueError, match=r"holds the id 999; the target has 320 ids"):

@@ -131,7 +131,7 @@ class Training:
         """Raises `ValueError` for fewer examples than a resumed run had, and for ids that the target does not have."""
         if len(examples) < count:
             raise ValueError(
-                f"{self.options.data} holds {len(examples)} examples; there were {count} when this run was stopped. Put "
+                f"{self.options.data} holds {len(examples)} examples; this run had {count} when it stopped. Put "
                 "the others back, or begin another output with init_from."
             )
         highest = max(max(*example.prompt, *example.answer) for example in examples)
