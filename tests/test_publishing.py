@@ -557,3 +557,42 @@ def test_speculators_opens_the_export_and_says_the_same(which, request, target, 
             said["tokens"], head.combine(said["features"]), torch.arange(said["tokens"].shape[1])[None], None, None
         )
     torch.testing.assert_close(head.logits(states), said["logits"], atol=1e-5, rtol=1e-5)
+
+
+ECONOMIZE = os.environ.get("HF_SPECDEC_ECONOMIZE_PYTHON")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ECONOMIZE is None, reason="HF_SPECDEC_ECONOMIZE_PYTHON names no Python with economize 0.3.2")
+def test_what_economize_opens_by_id(eagle, parallel, target, tokenizer, tmp_path):
+    """Every export of an EAGLE-3 head; from `sglang` it reads hidden states one layer too early, as vLLM does.
+
+    Not our own files, which leave the rows of the output layer to the target, and no heads that draft in parallel.
+    """
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    source = str(eagle.save_pretrained(tmp_path / "own", target))
+    parallel.save_pretrained(tmp_path / "p-eagle", target)
+    formats = ("vllm-speculators", "sglang", "safeailab")
+    for format in formats:
+        export(source, tmp_path / format, format, target)
+    prompt = torch.arange(3, 12)[None]
+    plain = target.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    names = [f"org/{name}" for name in ("own", "p-eagle", *formats)]
+    with HubServer() as hub:
+        for name in names:
+            hub.add(name, tmp_path / name.partition("/")[2])
+        script = Path(__file__).parent / "golden" / "open_in_economize.py"
+        told = [str(tmp_path / "target"), ",".join(map(str, prompt[0].tolist())), "12", *names]
+        environment = {**os.environ, **hub.environment(tmp_path / "home")}
+        run = {"env": environment, "capture_output": True, "text": True, "timeout": 1200}
+        done = subprocess.run([str(ECONOMIZE), str(script), *told], **run)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "needs 'lm_head.weight'" in found["org/own"]["error"]
+    assert "2 draft layers" in found["org/p-eagle"]["error"]
+    taps = list(eagle.head.config.taps)
+    for format in formats:
+        opened = found[f"org/{format}"]
+        assert opened["taps"] == ([tap - 1 for tap in taps] if format == "sglang" else taps), format
+        assert opened["tokens"] == plain[0, prompt.shape[1] :].tolist(), format
