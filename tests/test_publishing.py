@@ -27,6 +27,7 @@ from hf_specdec.heads import EagleHead
 from hf_specdec.loading import load_model
 from hf_specdec.provenance import KEY, Provenance
 from hf_specdec.publishing import export, push, write_card
+from hf_specdec.publishing.card import MARK
 from hf_specdec.training.recipes.heads import head_config, initialise
 from hf_specdec.vocabulary import tokenizer_fingerprint
 from tests.hub_server import HubServer
@@ -445,6 +446,33 @@ def test_the_card_says_what_is_recorded_and_no_more(eagle, target, tmp_path):
     assert again == text  # the license stays
 
 
+ODD = {
+    "bench.json": "{}",
+    "check.json": '{"level": "ok"}',
+    "metrics.jsonl": '{"step": 1}\n',
+    "training.json": "{",
+    "README.md": f"---\nlicense: [\n---\n{MARK}",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_records_that_are_damaged_are_named(name, eagle, target, hub, tmp_path, capsys):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    (folder / name).write_text(ODD[name])
+    assert main(["push", str(folder), "org/head"]) == 2
+    assert name in capsys.readouterr().err and not hub.repositories
+    assert (folder / name).read_text() == ODD[name]
+
+
+@pytest.mark.parametrize("name", ["head", "a/b/c", "org/"])
+def test_names_under_which_nothing_could_be_opened_are_refused(name, eagle, target, hub, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    with pytest.raises(ValueError, match="must be like org/name"):
+        push(folder, name)
+    assert main(["push", str(folder), name]) == 2 and main(["push", str(tmp_path / "none"), "org/head"]) == 2
+    assert not hub.repositories and not (folder / "README.md").exists()
+
+
 def test_a_card_of_the_user_is_kept(eagle, target, tmp_path):
     folder = eagle.save_pretrained(tmp_path / "d", target)
     (folder / "README.md").write_text("# Mine\n")
@@ -518,6 +546,9 @@ def test_what_cannot_be_exported_is_refused(eagle, target, tmp_path):
         export(source, tmp_path / "out", "onnx", target)
     with pytest.raises(ValueError, match="exists"):
         export(source, tmp_path, "sglang", target)
+    stranger = tiny(seed=9, vocab=target.config.vocab_size, num_hidden_layers=DEPTH, dtype=torch.float32)
+    with pytest.raises(ValueError, match="another model: the weights are unrelated"):
+        export(source, tmp_path / "out", "sglang", stranger)
     odd = Eagle(a_head(target, norm_before_residual=True))
     source = str(odd.save_pretrained(tmp_path / "odd", target))
     with pytest.raises(ValueError, match="norm_before_residual"):
