@@ -308,6 +308,20 @@ def test_a_run_for_another_target_is_not_resumed(places, good, tmp_path):
     assert_intact(good)
 
 
+def test_what_a_killed_run_was_writing_is_removed(places, good):
+    folder = good[0]
+    (folder / "features").mkdir(exist_ok=True)
+    parts = [".training-state.safetensors.77.part", ".curves.png.77.part", "features/.x.safetensors.77.part"]
+    kept = [".gitignore", ".notes.part", "mine.77.part"]
+    for name in parts + kept:
+        (folder / name).write_text("half of it")
+    (folder.parent / f".{folder.name}-abcd1234" / "part").mkdir(parents=True)
+    (folder.parent / f".{folder.name}-abcd5678" / "mine").mkdir(parents=True)
+    train(options(*places, str(folder), max_steps=4))
+    assert [(folder / name).exists() for name in parts + kept] == [False] * len(parts) + [True] * len(kept)
+    assert [path.name for path in folder.parent.glob(f".{folder.name}-*")] == [f".{folder.name}-abcd5678"]
+
+
 def test_data_that_changed_under_a_run_are_refused(places, good, tmp_path):
     few = tmp_path / "few"
     few.mkdir()

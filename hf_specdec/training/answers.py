@@ -28,6 +28,7 @@ from hf_specdec.training.examples import (
     next_index,
     read_examples,
     read_record,
+    remove_parts,
     shard_paths,
     show_left_out,
     write_record,
@@ -162,6 +163,7 @@ class DataMaker:
         self.longest = longest_prompt(model, options.max_new_tokens)
         options.output.mkdir(parents=True, exist_ok=True)
         self.record = self._opened_record()
+        remove_parts(options.output)
         self.examples = read_examples(options.output) if shard_paths(options.output) else []
         self.seen = {normalised(self._text(example.prompt)) for example in self.examples}
         self._refuse_held_out_answers()
@@ -179,6 +181,12 @@ class DataMaker:
         start = time.monotonic()
         if self.options.prompts is not None:
             console.print(f"{len(self.given)} prompts of {self.options.prompts} to ask", highlight=False)
+        if not self.examples:
+            console.print(
+                f"A round of {self.options.batch_size * _BATCHES_PER_ROUND} prompts is a shard, and a line here; for a "
+                "quick trial give a smaller --batch-size.",
+                highlight=False,
+            )
         while self.num_tokens < self.options.tokens:
             asked = self._asked(index := next_index(self.options.output))
             if not asked:

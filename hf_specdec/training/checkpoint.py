@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hf_specdec.training.examples import part_of
+
 STATE_NAME = "training-state.safetensors"
 
 
@@ -157,7 +159,7 @@ def restore(tensors: dict[str, Tensor], weights: Weights, optimizers: list[torch
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Writes a file of tensors that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = part_of(path)
     try:
         save_file(tensors, part, metadata=metadata | {"format": "pt"})
         with part.open("rb") as file:

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.training.examples import part_of
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The evaluations of a run, one JSON line each; a line cut short by a kill is left out.
@@ -54,9 +56,9 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.suptitle(title)
-    part = path.with_name(f".{os.getpid()}.{path.name}")
+    part = part_of(path)
     try:
-        figure.savefig(part, dpi=120)
+        figure.savefig(part, format=path.suffix.removeprefix("."), dpi=120)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -6,8 +6,11 @@ example a line. Shards appear whole and never change, so a folder may be read wh
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -149,9 +152,25 @@ def show_left_out(found: list[str], where: str, what: str = "broken lines") -> N
         print(f"{where}: {len(found)} {what} are left out:\n{shown}{more}", file=sys.stderr)
 
 
+def part_of(path: Path) -> Path:
+    """Where a file is written before it appears."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def remove_parts(folder: str | os.PathLike[str]) -> None:
+    """Removes what a process was writing when it was killed: files of `part_of` and folders of `filling`."""
+    folder = Path(folder)
+    for path in folder.glob("**/.*.part"):
+        if re.fullmatch(r"\..+\.\d+\.part", path.name):
+            path.unlink(missing_ok=True)
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}-????????"):
+        if path.is_dir() and {inner.name for inner in path.iterdir()} <= {"part"}:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = part_of(path)
     try:
         with part.open("w", encoding="utf-8") as file:
             file.write(text)

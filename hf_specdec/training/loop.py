@@ -26,7 +26,14 @@ from hf_specdec.provenance import Provenance, filling, stamp
 from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.checkpoint import Progress
 from hf_specdec.training.curves import draw, read_metrics
-from hf_specdec.training.examples import Example, is_held_out, read_examples, read_record, write_whole
+from hf_specdec.training.examples import (
+    Example,
+    is_held_out,
+    read_examples,
+    read_record,
+    remove_parts,
+    write_whole,
+)
 from hf_specdec.training.features import FeatureStore
 from hf_specdec.training.options import TrainOptions
 from hf_specdec.training.recipes import RECIPES
@@ -74,6 +81,8 @@ class Training:
         self.fingerprint = TargetFingerprint.of(self.target)
         self.progress = Progress(target=self.fingerprint.to_dict())
         self._refuse_other_data()
+        if self.accelerator.is_main_process:
+            remove_parts(self.folder)
         found = checkpoint.read_state(self.folder)
         if found is not None:
             self._refuse_other_run(found[0], found[1])
