@@ -236,7 +236,10 @@ def _run_data(arguments: argparse.Namespace) -> None:
 
     from hf_specdec.training.answers import DataOptions, make_data
 
-    make_data(_options(DataOptions, arguments), Console(stderr=True))
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 200
+    make_data(_options(DataOptions, arguments), console)
 
 
 # --- train ------------------------------------------------------------------------------------------------
