@@ -349,6 +349,7 @@ def _add_data(commands: Any) -> None:
     )
     parser.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="answer tokens in all (1000000)")
     parser.add_argument("--prompts", metavar="FILE", help="JSON lines, or hub:NAME (the target writes all prompts)")
+    parser.add_argument("--turns", default="last", metavar="WHICH", help="of conversations: last (the default) or all")
     parser.add_argument("--self-written", type=float, metavar="S", help="share of prompts the target writes itself")
     parser.add_argument(
         "--themes", type=Path, metavar="FILE", help="JSON lines: system, beginnings (the package's own)"
@@ -364,7 +365,10 @@ def _run_data(arguments: argparse.Namespace) -> None:
 
     from hf_specdec.training.answers import DataOptions, make_data
 
-    make_data(_options(DataOptions, arguments), Console(stderr=True))
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 200
+    make_data(_options(DataOptions, arguments), console)
 
 
 # --- train ------------------------------------------------------------------------------------------------
@@ -391,6 +395,10 @@ def _add_train(commands: Any) -> None:
     learning = parser.add_argument_group("how it learns")
     learning.add_argument("--learning-rate", type=float, metavar="R", help="the highest (0.008 or 0.0003, by kind)")
     learning.add_argument("--optimizer", metavar="NAME", help="muon (for heads) or adamw (for models), by kind")
+    learning.add_argument("--warmup-steps", type=int, default=30, metavar="N", help="while the rate rises (30)")
+    learning.add_argument("--decay-share", type=float, default=0.3, metavar="S", help="at the end, as it falls (0.3)")
+    learning.add_argument("--weight-decay", type=float, default=0.01, metavar="D", help="of matrices (0.01)")
+    learning.add_argument("--max-grad-norm", type=float, default=1.0, metavar="L", help="gradients at most (1.0)")
     learning.add_argument("--batch-tokens", type=int, default=2048, metavar="N", help="answer tokens of a batch (2048)")
     learning.add_argument("--batches-per-step", type=int, default=2, metavar="N", help="batches of a step (2)")
     learning.add_argument(
@@ -420,6 +428,11 @@ def _run_train(arguments: argparse.Namespace) -> None:
         console.width = 200
     with ConsoleReport(console) as report:
         train(TrainOptions(**options, recipe=RecipeOptions(**recipe)), report)
+    target = f"--target {arguments.target} " if arguments.target else ""
+    console.print(f"The best drafter is in {arguments.output}; try it:", highlight=False)
+    console.print(
+        f"  hf-specdec generate {target}--assistant {arguments.output} --prompt ...", highlight=False, soft_wrap=True
+    )
 
 
 def _seconds(text: str) -> float:

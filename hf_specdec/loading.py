@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -94,7 +95,7 @@ def _joined(chat: Chat) -> str:
 def _open(kind: Any, location: str, **arguments: Any) -> Any:
     try:
         return kind.from_pretrained(location, **arguments)
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{location!r} could not be opened; give a folder or a Hub id of a causal language model "
             f"with a tokenizer. Transformers said: {error}"

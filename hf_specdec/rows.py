@@ -10,6 +10,13 @@ from typing import Any
 from hf_specdec.loading import Chat
 
 HUB_PREFIX = "hub:"
+TURNS = ("last", "all")
+# What a row may hold.
+FIELDS = "`prompt`, `turns`, `messages` or `conversations`"
+_SPEAKERS = {"human": "user", "gpt": "assistant"}  # as ShareGPT calls them
+
+# What is said before the target's first answer, then before its second, and so on.
+Conversation = list[Chat]
 
 
 def read_rows(location: str) -> Iterable[tuple[int, Any]]:
@@ -47,19 +54,39 @@ def parsed(row: Any) -> dict[str, Any]:
 
 
 def chat_of(row: Any) -> Chat:
-    """The conversation of a row up to a user's message; of `turns` the first is asked.
+    """The conversation of a row up to the last message of a user; of `turns` the first is asked.
 
     Raises:
         ValueError: if it holds none.
     """
+    return conversation_of(row)[0]
+
+
+def conversation_of(row: Any, turns: str = "last") -> Conversation:
+    """What a target is to answer in a row: a chat up to a user's message, for every turn that is asked.
+
+    Args:
+        row: with `prompt`, `turns` (what a user says, one text after the other), `messages` or ShareGPT's
+            `conversations`.
+        turns: "last": the last message of a user is asked, behind all before it as they are; of `turns` the first.
+            "all": every turn of the user is asked in order, without the answers given.
+
+    Raises:
+        ValueError: if it holds nothing to ask.
+    """
     row = parsed(row)
     if isinstance(row.get("prompt"), str) and row["prompt"].strip():
-        return [{"role": "user", "content": row["prompt"]}]
-    if isinstance(row.get("turns"), list) and row["turns"] and isinstance(row["turns"][0], str):
-        return [{"role": "user", "content": row["turns"][0]}]
-    if isinstance(row.get("messages"), list):
-        return _until_last_user(row["messages"])
-    raise ValueError("there is no `prompt`, `messages` or `turns`")
+        return [[{"role": "user", "content": row["prompt"]}]]
+    if isinstance(row.get("turns"), list) and row["turns"]:
+        if not all(isinstance(text, str) and text.strip() for text in row["turns"]):
+            raise ValueError("`turns` must be texts")
+        asked = [[{"role": "user", "content": text}] for text in row["turns"]]
+        return asked if turns == "all" else asked[:1]
+    messages = row.get("messages") or row.get("conversations")
+    if isinstance(messages, list):
+        chat = _until_last_user([_message(message) for message in messages])
+        return _asked_in_order(chat) if turns == "all" else [chat]
+    raise ValueError(f"there is no {FIELDS}")
 
 
 def _hub_rows(location: str) -> Iterable[tuple[int, Any]]:
@@ -68,17 +95,41 @@ def _hub_rows(location: str) -> Iterable[tuple[int, Any]]:
     except ImportError as error:
         raise ValueError(f'Reading {HUB_PREFIX}{location} needs: pip install "hf_specdec[data]"') from error
     name, _, split = location.partition(":")
-    return enumerate(load_dataset(name, split=split or "train", streaming=False), 1)
+    try:
+        return enumerate(load_dataset(name, split=split or "train", streaming=False), 1)
+    except Exception as error:  # of the library, of the Hub, or of the files
+        raise ValueError(f"{HUB_PREFIX}{location} cannot be read: {error}") from error
 
 
-def _until_last_user(messages: list[Any]) -> Chat:
-    chat = []
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError("a message has a `role` and a `content`")
-        chat.append({"role": message["role"], "content": message["content"]})
-    while chat and chat[-1]["role"] != "user":
-        chat.pop()
-    if not chat:
-        raise ValueError("there is no message of a user")
-    return chat
+def _message(given: Any) -> dict[str, str]:
+    """A message in the host's spelling."""
+    if not isinstance(given, dict):
+        raise ValueError("a message is an object")
+    role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise ValueError("a message has two texts: `role` and `content`, or `from` and `value`")
+    return {"role": _SPEAKERS.get(role, role), "content": content}
+
+
+def _until_last_user(chat: Chat) -> Chat:
+    last = max((place for place, message in enumerate(chat) if message["role"] == "user"), default=None)
+    if last is None or not chat[last]["content"].strip():
+        raise ValueError("there is no message of a user to answer")
+    return chat[: last + 1]
+
+
+def _asked_in_order(chat: Chat) -> Conversation:
+    """Cut behind every turn of the user; what an assistant answered there is left out."""
+    turns: Conversation = [[]]
+    is_answered = False
+    for message in chat:
+        if message["role"] not in ("system", "user", "assistant"):
+            raise ValueError(f"turns of the role {message['role']!r} cannot be asked in order; use --turns last")
+        if message["role"] == "assistant" and any(other["role"] == "user" for other in turns[-1]):
+            is_answered = True
+            continue
+        if is_answered:
+            turns.append([])
+        is_answered = False
+        turns[-1].append(message)
+    return turns

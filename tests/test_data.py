@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from hf_specdec.cli import main
 from hf_specdec.loading import load_target
-from hf_specdec.training.answers import DataMaker, DataOptions, end_ids, make_data
+from hf_specdec.training.answers import DataMaker, DataOptions, end_ids, longest_prompt, make_data
 from hf_specdec.training.examples import (
     Example,
     is_held_out,
@@ -38,7 +39,7 @@ from hf_specdec.training.prompts import (
 from hf_specdec.training.themes import THEMES, Theme, read_themes
 from hf_specdec.training.writing import write
 from tests.models import tiny
-from tests.tokenizers_for_tests import save_tiny, trained_tokenizer
+from tests.tokenizers_for_tests import TEMPLATE, save_tiny, trained_tokenizer
 
 QUIET = Console(file=open(os.devnull, "w"))  # noqa: SIM115 - as long as the tests run
 
@@ -168,6 +169,16 @@ def test_targets_without_a_chat_template_cannot_write_prompts(tmp_path):
         make_data(options, QUIET)
 
 
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+
+def test_templates_without_system_messages_get_none():
+    tokenizer = trained_tokenizer(NO_SYSTEM + TEMPLATE)
+    assert open_turn(tokenizer, "Be kind.") == open_turn(tokenizer, "") == "<|user|>"
+    with pytest.raises(ValueError, match=r"refuses a user's message: never"):
+        open_turn(trained_tokenizer("{{ raise_exception('never') }}"), "")
+
+
 def test_templates_that_hide_the_user_are_refused():
     with pytest.raises(ValueError, match="does not show the user's message once"):
         open_turn(trained_tokenizer("{{ 'nothing' }}"), "")
@@ -220,6 +231,7 @@ def test_prompts_are_read_from_lines_of_several_kinds(tmp_path, capsys):
         {"turns": ["Two?", "And then?"]},
         {"messages": [{"role": "user", "content": "Three?"}, {"role": "assistant", "content": "3"}]},
         {"messages": [{"role": "assistant", "content": "3"}]},
+        {"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value": "ShareGPT?"}]},
         {"prompt": " "},
         {"question": "Four?"},
     ]
@@ -227,13 +239,34 @@ def test_prompts_are_read_from_lines_of_several_kinds(tmp_path, capsys):
     path.write_text(
         "\n".join([*map(json.dumps, lines), "{", "", json.dumps({"prompt": "Line\u2028end?"}, ensure_ascii=False)])
     )
-    found = [chat[-1]["content"] for chat in read_prompts(str(path))]
-    assert found == ["One?", "Two?", "Three?", "Line\u2028end?"]
+    found = [chat[-1]["content"] for (chat,) in read_prompts(str(path))]
+    assert found == ["One?", "Two?", "Three?", "ShareGPT?", "Line\u2028end?"]
     said = capsys.readouterr().err
     assert "4 broken lines are left out" in said and "line 4" in said and "and 1 more" in said
     path.write_text("{}\n")
     with pytest.raises(ValueError, match="holds no prompts"):
         read_prompts(str(path))
+
+
+def said(*messages):
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+def test_turns_of_conversations(tmp_path, capsys):
+    talk = said(("system", "S"), ("user", "1?"), ("assistant", "1"), ("user", "2?"), ("user", "3?"), ("assistant", "2"))
+    tool = said(("user", "1?"), ("assistant", "call"), ("tool", "it"), ("user", "2?"))
+    greeting = said(("assistant", "Hello!"), ("user", "1?"), ("assistant", "1"), ("system", "T"), ("user", "2?"))
+    rows = [{"messages": talk}, {"turns": ["1?", "2?"]}, {"messages": tool}, {"messages": greeting}]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_prompts(str(path)) == [[talk[:5]], [said(("user", "1?"))], [tool], [greeting]]
+    assert not capsys.readouterr().err
+    assert read_prompts(str(path), "all") == [
+        [talk[:2], talk[3:5]],
+        [said(("user", "1?")), said(("user", "2?"))],
+        [greeting[:2], greeting[3:]],
+    ]
+    assert "line 3: turns of the role 'tool' cannot be asked in order; use --turns last" in capsys.readouterr().err
 
 
 def test_data_sets_of_the_hub_need_their_package(monkeypatch):
@@ -251,14 +284,16 @@ def test_data_sets_of_the_hub_are_read_row_by_row(monkeypatch):
         )
 
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    assert [chat[-1]["content"] for chat in read_prompts("hub:org/p")] == ["One?", "Two?"]
+    assert [chat[-1]["content"] for (chat,) in read_prompts("hub:org/p")] == ["One?", "Two?"]
+    with pytest.raises(ValueError, match="hub:org/none cannot be read"):
+        read_prompts("hub:org/none")
 
 
 def test_themes_are_read(tmp_path, capsys):
     path = tmp_path / "themes.jsonl"
-    path.write_text('{"system": "S"}\n{"beginnings": ["a", "b"]}\n{"other": 1}\n{"system": 3}\n')
+    path.write_text('{"system": "S"}\n{"beginnings": ["a", "b"]}\n{"other": 1}\n{"system": 3}\n{"beginnings": "Why"}\n')
     assert read_themes(path) == (Theme("S"), Theme("", ("a", "b")))
-    assert "2 broken lines" in capsys.readouterr().err
+    assert "3 broken lines" in capsys.readouterr().err
     path.write_text("\n")
     with pytest.raises(ValueError, match="holds no theme"):
         read_themes(path)
@@ -279,8 +314,16 @@ def test_held_out_prompts_are_recognised(tmp_path):
         assert not held_out.refuses(text), text
     assert len(held_out.refused) == 6
     assert not HeldOut(None).refuses(HELD_OUT)
-    path.write_text("{}\n")
+    path.write_text("\n")
     with pytest.raises(ValueError, match="holds no prompts"):
+        HeldOut(path)
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", '{"prompt": "Who', '{"messages": ["Who?"]}', '{"turns": "Who?"}'])
+def test_held_out_lines_that_cannot_be_read_are_refused(line, tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({"prompt": HELD_OUT}) + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"questions\.jsonl, line 2: .*mend the line or remove it"):
         HeldOut(path)
 
 
@@ -337,6 +380,83 @@ def test_growing_goes_on_where_it_was(files):
     assert made(options_for(files))[1] == whole
 
 
+def test_every_turn_is_answered_by_the_target(files):
+    """Whatever the file says an assistant said."""
+    talks = [
+        said(("user", f"Write a story about {n} apples."), ("assistant", "No."), ("user", "Then two."), ("user", "Hm?"))
+        for n in range(12)
+    ]
+    (files / "prompts.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    long = {"turns": [f"Once more, {n} apples." for n in range(20)]}
+    with (files / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps(long) + "\n")
+    settings = {"turns": "all", "held_out": None, "max_new_tokens": 24, "batch_size": 4}
+    _, examples = made(options_for(files, **settings))
+    tokenizer = trained_tokenizer()
+    model = tiny(vocab=len(tokenizer), dtype=torch.float32)
+    ends = end_ids(model, tokenizer)
+    by_prompt = {one.prompt: one for one in examples}
+    seconds = [one for one in examples if "Then two." in tokenizer.decode(one.prompt)]
+    firsts = [one for one in examples if "a story about" in tokenizer.decode(one.prompt) and one not in seconds]
+    assert len(firsts) == 12 and len(seconds) == sum(one.finished for one in firsts if usable(one, tokenizer)) > 0
+    for one in seconds:
+        text = tokenizer.decode(one.prompt)
+        begin = text[: text.index("<|assistant|>") + len("<|assistant|>")]
+        first = by_prompt[tuple(tokenizer(begin, add_special_tokens=False)["input_ids"])]
+        answer = tokenizer.decode(first.answer, skip_special_tokens=True).strip()
+        assert text == f"{begin}{answer}<end><|user|>Then two.<end><|user|>Hm?<end><|assistant|>"
+        assert one.temperature == first.temperature
+        if one.temperature == 0:
+            assert list(one.answer) == greedy_by_the_host(model, list(one.prompt), ends, 24)
+    assert all(len(one.prompt) <= longest_prompt(model, 24) for one in examples)
+    made(options_for(files, output=files / "again", tokens=90, **settings))
+    assert made(options_for(files, output=files / "again", **settings))[1] == examples
+
+
+def usable(example, tokenizer):
+    return tokenizer.decode(example.answer, skip_special_tokens=True).strip()
+
+
+def test_prompts_that_cannot_be_asked_are_shown(files, capsys):
+    """Too long ones, and those that the chat template refuses; held out is what any turn shares with that file."""
+    save_tiny(files / "target", chat_template=NO_SYSTEM + TEMPLATE)
+    rows = [
+        {"prompt": "Tell me " + "again and again " * 200},
+        {"messages": said(("system", "Be kind."), ("user", "Who are you then?"))},
+        {"turns": ["Who are you?", "Tell me a story about 7 lighthouses and the sea."]},
+        {"prompt": "Who is left, after all?"},
+    ]
+    (files / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, examples = made(options_for(files, turns="all"))
+    assert len(examples) == 1
+    shown = capsys.readouterr().err
+    assert "2 unusable prompts are left out" in shown and "1 prompts occur in" in shown
+    assert "prompts may have" in shown and "the chat template refuses it: no system" in shown
+
+
+def test_a_shard_that_is_missing_is_no_reason_to_overwrite_another(files):
+    made(options_for(files, tokens=250, batch_size=2))
+    paths = shard_paths(files / "data")
+    paths[0].unlink()
+    kept = {path: path.read_bytes() for path in paths[1:]}
+    made(options_for(files))
+    assert len(kept) > 1 and all(path.read_bytes() == content for path, content in kept.items())
+
+
+def test_what_is_held_out_too_late_is_refused(files):
+    made(options_for(files, held_out=None))
+    with pytest.raises(ValueError, match=r"already holds answers to 1 prompts that occur in .*held-out.jsonl"):
+        made(options_for(files))
+
+
+def test_where_nothing_can_be_asked_there_are_no_data(files, monkeypatch):
+    with pytest.raises(ValueError, match="nothing to ask"):
+        made(options_for(files, held_out=files / "prompts.jsonl"))
+    monkeypatch.setattr(PromptWriter, "write", lambda self, count, seed, passages: [])
+    with pytest.raises(ValueError, match="nothing to ask"):
+        made(options_for(files, prompts=None))
+
+
 def test_prompts_of_both_kinds_are_mixed(files, monkeypatch):
     def written(self, count, seed, passages):
         return [f"Prompt {seed} number {n}, please." for n in range(count)]
@@ -358,7 +478,7 @@ def test_other_targets_and_tokenizers_do_not_share_a_folder(files):
     made(options_for(files, tokens=90))
     save_tiny(files / "other", seed=5)
     with pytest.raises(ValueError, match=r"not of this target: the weights are unrelated"):
-        made(DataOptions(str(files / "other"), files / "data", prompts=str(files / "prompts.jsonl"), dtype="float32"))
+        made(replace(options_for(files), target=str(files / "other")))
     tokenizer = trained_tokenizer()
     tokenizer.add_tokens("<new>")
     tokenizer.save_pretrained(files / "target")
@@ -373,6 +493,8 @@ def test_other_targets_and_tokenizers_do_not_share_a_folder(files):
         ({"batch_size": True}, "batch_size=True"),
         ({"self_written": 1.5}, "self_written=1.5"),
         ({"prompts": None, "self_written": 0.5}, "needs --prompts"),
+        ({"turns": "first"}, "turns='first' is unknown; use one of last, all"),
+        ({"turns": "all"}, "turns='all' needs --prompts"),
     ],
 )
 def test_bad_options(changes, message, tmp_path):

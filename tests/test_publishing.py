@@ -27,6 +27,7 @@ from hf_specdec.heads import EagleHead
 from hf_specdec.loading import load_model
 from hf_specdec.provenance import KEY, Provenance
 from hf_specdec.publishing import export, push, write_card
+from hf_specdec.publishing.card import MARK
 from hf_specdec.training.recipes.heads import head_config, initialise
 from hf_specdec.vocabulary import tokenizer_fingerprint
 from tests.hub_server import HubServer
@@ -448,6 +449,33 @@ def test_the_card_says_what_is_recorded_and_no_more(eagle, target, tmp_path):
     assert again == text  # the license stays
 
 
+ODD = {
+    "bench.json": "{}",
+    "check.json": '{"level": "ok"}',
+    "metrics.jsonl": '{"step": 1}\n',
+    "training.json": "{",
+    "README.md": f"---\nlicense: [\n---\n{MARK}",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_records_that_are_damaged_are_named(name, eagle, target, hub, tmp_path, capsys):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    (folder / name).write_text(ODD[name])
+    assert main(["push", str(folder), "org/head"]) == 2
+    assert name in capsys.readouterr().err and not hub.repositories
+    assert (folder / name).read_text() == ODD[name]
+
+
+@pytest.mark.parametrize("name", ["head", "a/b/c", "org/"])
+def test_names_under_which_nothing_could_be_opened_are_refused(name, eagle, target, hub, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    with pytest.raises(ValueError, match="must be like org/name"):
+        push(folder, name)
+    assert main(["push", str(folder), name]) == 2 and main(["push", str(tmp_path / "none"), "org/head"]) == 2
+    assert not hub.repositories and not (folder / "README.md").exists()
+
+
 def test_a_card_of_the_user_is_kept(eagle, target, tmp_path):
     folder = eagle.save_pretrained(tmp_path / "d", target)
     (folder / "README.md").write_text("# Mine\n")
@@ -521,6 +549,9 @@ def test_what_cannot_be_exported_is_refused(eagle, target, tmp_path):
         export(source, tmp_path / "out", "onnx", target)
     with pytest.raises(ValueError, match="exists"):
         export(source, tmp_path, "sglang", target)
+    stranger = tiny(seed=9, vocab=target.config.vocab_size, num_hidden_layers=DEPTH, dtype=torch.float32)
+    with pytest.raises(ValueError, match="another model: the weights are unrelated"):
+        export(source, tmp_path / "out", "sglang", stranger)
     odd = Eagle(a_head(target, norm_before_residual=True))
     source = str(odd.save_pretrained(tmp_path / "odd", target))
     with pytest.raises(ValueError, match="norm_before_residual"):
@@ -560,3 +591,42 @@ def test_speculators_opens_the_export_and_says_the_same(which, request, target, 
             said["tokens"], head.combine(said["features"]), torch.arange(said["tokens"].shape[1])[None], None, None
         )
     torch.testing.assert_close(head.logits(states), said["logits"], atol=1e-5, rtol=1e-5)
+
+
+ECONOMIZE = os.environ.get("HF_SPECDEC_ECONOMIZE_PYTHON")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ECONOMIZE is None, reason="HF_SPECDEC_ECONOMIZE_PYTHON names no Python with economize 0.3.2")
+def test_what_economize_opens_by_id(eagle, parallel, target, tokenizer, tmp_path):
+    """Every export of an EAGLE-3 head; from `sglang` it reads hidden states one layer too early, as vLLM does.
+
+    Not our own files, which leave the rows of the output layer to the target, and no heads that draft in parallel.
+    """
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    source = str(eagle.save_pretrained(tmp_path / "own", target))
+    parallel.save_pretrained(tmp_path / "p-eagle", target)
+    formats = ("vllm-speculators", "sglang", "safeailab")
+    for format in formats:
+        export(source, tmp_path / format, format, target)
+    prompt = torch.arange(3, 12)[None]
+    plain = target.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    names = [f"org/{name}" for name in ("own", "p-eagle", *formats)]
+    with HubServer() as hub:
+        for name in names:
+            hub.add(name, tmp_path / name.partition("/")[2])
+        script = Path(__file__).parent / "golden" / "open_in_economize.py"
+        told = [str(tmp_path / "target"), ",".join(map(str, prompt[0].tolist())), "12", *names]
+        environment = {**os.environ, **hub.environment(tmp_path / "home")}
+        run = {"env": environment, "capture_output": True, "text": True, "timeout": 1200}
+        done = subprocess.run([str(ECONOMIZE), str(script), *told], **run)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "needs 'lm_head.weight'" in found["org/own"]["error"]
+    assert "2 draft layers" in found["org/p-eagle"]["error"]
+    taps = list(eagle.head.config.taps)
+    for format in formats:
+        opened = found[f"org/{format}"]
+        assert opened["taps"] == ([tap - 1 for tap in taps] if format == "sglang" else taps), format
+        assert opened["tokens"] == plain[0, prompt.shape[1] :].tolist(), format

@@ -308,6 +308,71 @@ def test_a_run_for_another_target_is_not_resumed(places, good, tmp_path):
     assert_intact(good)
 
 
+def test_what_a_killed_run_was_writing_is_removed(places, good):
+    folder = good[0]
+    (folder / "features").mkdir(exist_ok=True)
+    parts = [".training-state.safetensors.77.part", ".curves.png.77.part", "features/.x.safetensors.77.part"]
+    kept = [".gitignore", ".notes.part", "mine.77.part"]
+    for name in parts + kept:
+        (folder / name).write_text("half of it")
+    (folder.parent / f".{folder.name}-abcd1234" / "part").mkdir(parents=True)
+    (folder.parent / f".{folder.name}-abcd5678" / "mine").mkdir(parents=True)
+    train(options(*places, str(folder), max_steps=4))
+    assert [(folder / name).exists() for name in parts + kept] == [False] * len(parts) + [True] * len(kept)
+    assert [path.name for path in folder.parent.glob(f".{folder.name}-*")] == [f".{folder.name}-abcd5678"]
+
+
+def test_data_that_changed_under_a_run_are_refused(places, good, tmp_path):
+    few = tmp_path / "few"
+    few.mkdir()
+    lines = (Path(places[0]) / "answers-00000.jsonl").read_text().splitlines(keepends=True)
+    (few / "answers-00000.jsonl").write_text("".join(lines[:20]))
+    with pytest.raises(ValueError, match=r"holds 20 examples; this run had 30 when it stopped"):
+        train(options(str(few), places[1], str(good[0])))
+    write_shard(few, 1, [Example((3, 4), (5, 999), 0.0, "self", True)])
+    with pytest.raises(ValueError, match=r"holds the id 999; the target has 320 ids"):
+        train(options(str(few), places[1], str(tmp_path / "new")))
+    assert not (tmp_path / "new").exists()
+    (good[0] / "metrics.jsonl").write_text("no json\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged"):
+        train(options(*places, str(good[0])))
+    assert_intact(good)
+
+
+def test_a_drafter_that_was_taken_away_is_written_again(places, good):
+    for name in ("config.json", "model.safetensors"):
+        (good[0] / name).unlink()
+    train(options(*places, str(good[0]), max_steps=5))
+    assert load_drafter(str(good[0]), AutoModelForCausalLM.from_pretrained(places[1], dtype=torch.float32))
+
+
+def test_what_is_no_run_is_not_overwritten(places, good):
+    """A target's own folder, somebody's notes, and a drafter whose training cannot go on."""
+    target = Path(places[1])
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(ValueError, match=r"holds config.json and model.safetensors and no state.*another output"):
+        train(options(*places, str(target)))
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+    state = good[0] / checkpoint.STATE_NAME
+    whole = state.read_bytes()
+    for damaged, message in ((whole[:999], "is damaged.*another output"), (None, "and no state of a training")):
+        state.unlink() if damaged is None else state.write_bytes(damaged)
+        with pytest.raises(ValueError, match=message):
+            train(options(*places, str(good[0])))
+    state.write_bytes(whole)
+    assert_intact(good)
+
+
+def test_a_run_that_goes_on_knows_the_best_there_was(places, tmp_path, monkeypatch):
+    """Killed after an evaluation, whenever the state would have been saved next."""
+    folder = str(tmp_path / "out")
+    training = Training(options(*places, folder, save_steps=100, evaluate_steps=100), lambda _: None)
+    monkeypatch.setattr(training, "_acceptance", lambda: evaluate.Acceptance(tokens=6, rounds=2))
+    training._evaluate()
+    del training
+    assert Training(options(*places, folder), lambda _: None).progress.best == 3.0
+
+
 def test_other_options_are_not_resumed(places, good):
     with pytest.raises(ValueError, match=r"other options \(batch_tokens=60\)"):
         train(options(*places, str(good[0]), batch_tokens=99))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
+from yaml import YAMLError
 
 from hf_specdec.checkpoints import files
 from hf_specdec.provenance import Provenance
@@ -77,7 +79,11 @@ class Facts:
         benches, checks = (
             {p.name: _json(p) for p in sorted(folder.glob(name))} for name in ("bench*.json", "check*.json")
         )
-        return cls(provenance, training, [json.loads(line) for line in lines if line.strip()], benches, checks)
+        try:
+            metrics = [json.loads(line) for line in lines if line.strip()]
+        except ValueError as error:
+            raise ValueError(f"{log} is damaged ({error}); mend it or remove it.") from error
+        return cls(provenance, training, metrics, benches, checks)
 
 
 def write_card(folder: str | Path, repo_id: str, license: str | None = None) -> Path:
@@ -93,14 +99,17 @@ def write_card(folder: str | Path, repo_id: str, license: str | None = None) -> 
         The card's path.
 
     Raises:
-        ValueError: if config.json records no provenance, or a file is damaged.
+        ValueError: if the name is not like "org/name", config.json records no provenance, or a file is damaged.
     """
+    check_repo_id(repo_id)
     path = Path(folder) / CARD_NAME
+    if not path.parent.is_dir():
+        raise ValueError(f"{folder} is no folder; give one with a drafter's config.json and model.safetensors.")
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     if before and MARK not in before:
         return path
     if license is None and before:
-        license = ModelCard(before, ignore_metadata_errors=True).data.get("license")
+        license = _license(before, path)
     facts = Facts.of(Path(folder))
     metadata = _metadata(facts, license).to_yaml()
     text = f"---\n{metadata}\n---\n\n{MARK}\n\n" + "\n".join(_sections(facts, repo_id))
@@ -108,6 +117,20 @@ def write_card(folder: str | Path, repo_id: str, license: str | None = None) -> 
     part.write_text(text, encoding="utf-8")
     part.replace(path)
     return path
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raises `ValueError` unless a name has two parts: with one alone nobody could open the drafter by id."""
+    if repo_id.count("/") != 1 or not all(repo_id.split("/")):
+        raise ValueError(f"repo_id={repo_id!r} must be like org/name.")
+
+
+def _license(card: str, path: Path) -> str | None:
+    """The license that a card names."""
+    try:
+        return ModelCard(card, ignore_metadata_errors=True).data.get("license")
+    except YAMLError as error:
+        raise ValueError(f"The metadata of {path} cannot be read ({error}); mend or remove the file.") from error
 
 
 def usage(facts: Facts, repo_id: str) -> str:
@@ -144,16 +167,28 @@ def _sections(facts: Facts, repo_id: str) -> list[str]:
         "```",
         "",
     ]
-    for document in facts.benches.values():
+    for name, document in facts.benches.items():
         for setting in document.get("settings", [document]):  # of a benchmark with several
-            text += _bench_section(setting)
-    text += _training_section(facts)
-    for report in facts.checks.values():
-        text += _check_section(report)
+            text += _section(name, "hf-specdec bench", _bench_section, setting)
+    text += _section("metrics.jsonl", "hf-specdec train", _training_section, facts)
+    for name, report in facts.checks.items():
+        text += _section(name, "hf-specdec check --json", _check_section, report)
     text += ["## Made with", "", ", ".join(f"{name} {value}" for name, value in provenance.versions.items()), ""]
     if provenance.commit:
         text += [f"Commit `{provenance.commit}` of hf_specdec.", ""]
     return text
+
+
+def _section(name: str, writer: str, make: Callable[[Any], list[str]], content: Any) -> list[str]:
+    """A part of the card.
+
+    Raises:
+        ValueError: if the file it is made from says other things than what writes such files.
+    """
+    try:
+        return make(content)
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        raise ValueError(f"{name} is not as {writer} writes it ({error!r}); write it anew or remove it.") from error
 
 
 def _bench_section(document: dict[str, Any]) -> list[str]:

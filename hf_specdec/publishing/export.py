@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.checkpoints import load_head
+from hf_specdec.checkpoints.files import read_config
 from hf_specdec.checkpoints.write import head_tensors
 from hf_specdec.heads import EagleConfig, EagleHead
 from hf_specdec.loading import target_name
-from hf_specdec.provenance import filling
+from hf_specdec.provenance import Provenance, filling
 
 _DEFAULT_NUM_DRAFT_TOKENS = 5
 
@@ -33,12 +34,15 @@ def export(location: str, output: str | Path, format: str, target: PreTrainedMod
         The folder.
 
     Raises:
-        ValueError: if the format is unknown or cannot hold this head, or `output` exists.
+        ValueError: if the format is unknown or cannot hold this head, the head was made for another target, or `output`
+            exists.
     """
     if format not in FORMATS:
         raise ValueError(f"format={format!r} is unknown; use one of {', '.join(FORMATS)}.")
     if Path(output).exists():
         raise ValueError(f"{output} exists; give a folder that does not.")
+    if (provenance := Provenance.read(read_config(location), location)) is not None:
+        provenance.check(target, location)  # its rows of the output layer are about to be written
     head = load_head(location, target)
     config, tensors = FORMATS[format](head, target)
     config["dtype"] = str(head.dtype).removeprefix("torch.")

@@ -9,6 +9,7 @@ from huggingface_hub import HfApi
 from safetensors import SafetensorError, safe_open
 
 from hf_specdec.checkpoints import files, recognise
+from hf_specdec.publishing.card import check_repo_id
 
 # What belongs to a drafter. A training's state and caches do not, nor records that name folders of this machine: what
 # they say is in the card and in config.json.
@@ -50,6 +51,7 @@ def push(
     Raises:
         ValueError: if the folder holds no drafter, or the Hub refuses.
     """
+    check_repo_id(repo_id)
     path = Path(folder)
     if not path.is_dir():
         raise ValueError(f"{folder} is no folder; give one with a drafter's config.json and model.safetensors.")

@@ -8,29 +8,40 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from hf_specdec import host
 from hf_specdec.fingerprints import TargetFingerprint
-from hf_specdec.loading import load_target, target_name
+from hf_specdec.loading import Chat, load_target, target_name
 from hf_specdec.options import check_count
-from hf_specdec.rows import HUB_PREFIX
+from hf_specdec.rows import HUB_PREFIX, TURNS, Conversation
 from hf_specdec.training.examples import (
     RECORD_NAME,
     Example,
+    next_index,
     read_examples,
     read_record,
+    remove_parts,
     shard_paths,
+    show_left_out,
     write_record,
     write_shard,
 )
-from hf_specdec.training.prompts import Chat, HeldOut, PromptWriter, normalised, read_prompts
+from hf_specdec.training.prompts import (
+    HeldOut,
+    PromptWriter,
+    normalised,
+    read_prompts,
+    users_texts,
+)
 from hf_specdec.training.themes import THEMES, read_themes
 from hf_specdec.training.writing import write
 from hf_specdec.vocabulary import tokenizer_fingerprint
@@ -51,6 +62,7 @@ class DataOptions:
         output: the data folder; if it holds data already, they grow.
         tokens: answer tokens wanted in all.
         prompts: a file of JSON lines, or `hub:NAME`; `None`: the target writes all prompts itself.
+        turns: which turns of conversations are answered: "last" or "all", see `read_prompts`.
         self_written: share of the prompts that the target writes itself; by default all, with `prompts` none.
         themes: a file of JSON lines, see `read_themes`; `None` takes those of the package.
         held_out: a file of evaluation prompts that must not be trained on.
@@ -68,6 +80,7 @@ class DataOptions:
     output: Path
     tokens: int = 1_000_000
     prompts: str | None = None
+    turns: str = "last"
     self_written: float | None = None
     themes: Path | None = None
     held_out: Path | None = None
@@ -84,6 +97,10 @@ class DataOptions:
             raise ValueError(f"self_written={self.self_written} must be between 0 and 1.")
         if self.prompts is None and self.self_written not in (None, 1):
             raise ValueError(f"self_written={self.self_written} needs --prompts for the other share.")
+        if self.turns not in TURNS:
+            raise ValueError(f"turns={self.turns!r} is unknown; use one of {', '.join(TURNS)}.")
+        if self.prompts is None and self.turns != "last":
+            raise ValueError(f"turns={self.turns!r} needs --prompts: what the target asks itself has one turn.")
 
     @property
     def share_written(self) -> float:
@@ -112,6 +129,23 @@ def make_data(options: DataOptions, console: Console | None = None) -> dict[str,
     return maker.run(console)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A conversation up to where the target has to answer.
+
+    Attributes:
+        chat: the messages so far.
+        ids: the same, as the target reads them.
+        later: what is said between its further answers.
+        source: see `Example`.
+    """
+
+    chat: Chat
+    ids: list[int]
+    later: Conversation
+    source: str
+
+
 class DataMaker:
     """A target at work on a data folder."""
 
@@ -123,10 +157,14 @@ class DataMaker:
         if options.share_written > 0:
             themes = THEMES if options.themes is None else read_themes(options.themes)
             self.writer = PromptWriter(model, tokenizer, themes, self.ends, options.batch_size)
+        self.longest = longest_prompt(model, options.max_new_tokens)
         options.output.mkdir(parents=True, exist_ok=True)
         self.record = self._opened_record()
+        remove_parts(options.output)
         self.examples = read_examples(options.output) if shard_paths(options.output) else []
         self.seen = {normalised(self._text(example.prompt)) for example in self.examples}
+        self._refuse_held_out_answers()
+        self.unusable: list[str] = []
         self.given = self._given_prompts()
         self.num_before = self.num_tokens
 
@@ -138,10 +176,18 @@ class DataMaker:
     def run(self, console: Console) -> dict[str, Any]:
         """Makes rounds until there are tokens enough, or nothing is left to ask."""
         start = time.monotonic()
+        if self.options.prompts is not None:
+            console.print(f"{len(self.given)} prompts of {self.options.prompts} to ask", highlight=False)
+        if not self.examples:
+            console.print(
+                f"A round of {self.options.batch_size * _BATCHES_PER_ROUND} prompts is a shard, and a line here; for a "
+                "quick trial give a smaller --batch-size.",
+                highlight=False,
+            )
         while self.num_tokens < self.options.tokens:
-            asked = self._asked(index := len(shard_paths(self.options.output)))
+            asked = self._asked(index := next_index(self.options.output))
             if not asked:
-                console.print("All prompts are answered; more data need more prompts, or --self-written.")
+                console.print(self._why_nothing_is_asked())
                 break
             answered = self._answered(asked, index)
             write_shard(self.options.output, index, answered)
@@ -149,7 +195,18 @@ class DataMaker:
             self._write_record()
             console.print(self._progress(time.monotonic() - start), highlight=False)
         self.held_out.show()
+        if not self.examples:
+            raise ValueError(f"There is nothing to ask, so {self.options.output} holds no answers.")
+        console.print(f"{self.options.output}: {len(self.examples)} answers, {self.num_tokens} tokens", highlight=False)
         return self._write_record()
+
+    def _why_nothing_is_asked(self) -> str:
+        if self.writer is None:
+            return "All prompts are answered; more data need more prompts, or --self-written."
+        return (
+            "None of the prompts that the target wrote in this round is usable: they are unfinished, repeated, "
+            "repetitive or held out. Give --prompts, other --themes or another --seed."
+        )
 
     def _progress(self, seconds: float) -> str:
         speed = (self.num_tokens - self.num_before) / seconds
@@ -159,71 +216,113 @@ class DataMaker:
             f"{left / 3600:.1f} h left"
         )
 
+    def _refuse_held_out_answers(self) -> None:
+        """Raises `ValueError` if the folder already holds what is to be kept out of it."""
+        found = [text for text in self.seen if any(held_out in text for held_out in self.held_out.long_texts)]
+        if found:
+            raise ValueError(
+                f"{self.options.output} already holds answers to {len(found)} prompts that occur in "
+                f"{self.options.held_out}, such as {found[0][:60]!r}. Give another --output."
+            )
+
     # --- prompts of a round ---
 
-    def _asked(self, index: int) -> list[Example]:
-        """The round's prompts, as examples without an answer of their own yet."""
+    def _asked(self, index: int) -> list[Asked]:
+        """What the round asks."""
         count, share = self.options.batch_size * _BATCHES_PER_ROUND, self.options.share_written
-        written: list[Example] = []
+        written: list[Asked] = []
         if self.writer is not None:
             passages = [self._text(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
             texts = self.writer.write(round(count * share), f"{self.options.seed} {index}", passages)
-            written = list(self._fresh(([{"role": "user", "content": text}] for text in texts), "self"))
+            written = self._fresh([[[{"role": "user", "content": text}]] for text in texts], "self")
         wanted = round(len(written) * (1 - share) / share) if share > 0 else count
-        given: list[Example] = []
+        given: list[Asked] = []
         while self.given and len(given) < wanted:
             given.append(self.given.pop())
         return written + given
 
-    def _fresh(self, chats: Any, source: str) -> Iterator[Example]:
-        """Prompts that were not asked before and are not held out; the answer is a placeholder."""
-        for chat in chats:
-            ids = self._ids(chat)
-            key = normalised(self._text(ids))
-            if key in self.seen or len(ids) > _MAX_PROMPT_TOKENS or self.held_out.refuses(chat[-1]["content"]):
-                continue
-            self.seen.add(key)
-            yield Example(tuple(ids), (0,), 0.0, source, False)
-
-    def _given_prompts(self) -> list[Example]:
-        """The user's prompts that are not answered yet, the next one last."""
+    def _given_prompts(self) -> list[Asked]:
+        """The user's conversations that are not answered yet, the next one last."""
         if self.options.prompts is None or self.options.share_written == 1:
             return []
         source = "hub" if self.options.prompts.startswith(HUB_PREFIX) else "file"
-        chats = read_prompts(self.options.prompts)
-        random.Random(self.options.seed).shuffle(chats)
-        fresh = list(self._fresh(chats, source))
+        conversations = read_prompts(self.options.prompts, self.options.turns)
+        random.Random(self.options.seed).shuffle(conversations)
+        fresh = self._fresh(conversations, source)
         self.held_out.show()
+        show_left_out(self.unusable, self.options.prompts, "unusable prompts")
         return fresh[::-1]
+
+    def _fresh(self, conversations: Sequence[Conversation], source: str) -> list[Asked]:
+        """Conversations whose first turn was not asked before, and of which nothing is held out."""
+        fresh = []
+        for first, *later in conversations:
+            try:
+                asked = self._turn(first, later, source)
+            except ValueError as error:
+                self.unusable.append(f"{first[-1]['content'][:60]!r}: {error}")
+                continue
+            key = normalised(self._text(asked.ids))
+            if key in self.seen or any(map(self.held_out.refuses, users_texts([first, *later]))):
+                continue
+            self.seen.add(key)
+            fresh.append(asked)
+        return fresh
+
+    def _turn(self, chat: Chat, later: Conversation, source: str) -> Asked:
+        """A conversation as the target reads it, up to where its answer begins.
+
+        Raises:
+            ValueError: if it is too long, or the chat template refuses it.
+        """
+        if self.tokenizer.chat_template is None:
+            ids = self.tokenizer("\n\n".join(message["content"] for message in chat))["input_ids"]
+        else:
+            try:
+                text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            except TemplateError as error:
+                raise ValueError(f"the chat template refuses it: {error}") from error
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not 0 < len(ids) <= self.longest:
+            raise ValueError(f"it has {len(ids)} tokens; prompts may have {self.longest}")
+        return Asked(chat, ids, later, source)
 
     def _text(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def _ids(self, chat: Chat) -> list[int]:
-        """A conversation as the target reads it, up to where its answer begins."""
-        if self.tokenizer.chat_template is None:
-            return self.tokenizer("\n\n".join(message["content"] for message in chat))["input_ids"]
-        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
     # --- answers of a round ---
 
-    def _answered(self, asked: list[Example], index: int) -> list[Example]:
-        """The round's prompts with answers."""
+    def _answered(self, asked: list[Asked], index: int) -> list[Example]:
+        """The round's conversations with answers: one example a turn, whose prompt holds the turns before it."""
         chance = random.Random(f"{self.options.seed} {index} answers")
         generator = torch.Generator().manual_seed(chance.getrandbits(62))
-        heated = [(e, 0.0 if chance.random() < _SHARE_GREEDY else chance.choice(_TEMPERATURES)) for e in asked]
-        heated.sort(key=lambda pair: len(pair[0].prompt))
+        heated = [(a, 0.0 if chance.random() < _SHARE_GREEDY else chance.choice(_TEMPERATURES)) for a in asked]
         answered: list[Example] = []
-        for start in range(0, len(heated), self.options.batch_size):
-            batch = heated[start : start + self.options.batch_size]
-            prompts, heat = [example.prompt for example, _ in batch], [temperature for _, temperature in batch]
-            texts = write(self.model, prompts, heat, self.options.max_new_tokens, self.ends, generator)
-            for (example, temperature), text in zip(batch, texts, strict=True):
-                answer = tuple(text.tokens)
-                answered.append(replace(example, answer=answer, temperature=temperature, finished=text.finished))
+        while heated:
+            heated.sort(key=lambda pair: len(pair[0].ids))
+            going_on = []
+            for start in range(0, len(heated), self.options.batch_size):
+                batch = heated[start : start + self.options.batch_size]
+                prompts, heat = [one.ids for one, _ in batch], [temperature for _, temperature in batch]
+                texts = write(self.model, prompts, heat, self.options.max_new_tokens, self.ends, generator)
+                for (one, temperature), text in zip(batch, texts, strict=True):
+                    example = Example(tuple(one.ids), tuple(text.tokens), temperature, one.source, text.finished)
+                    answered.append(example)
+                    going_on += [(turn, temperature) for turn in self._next_turn(one, example)]
+            heated = going_on
         chance.shuffle(answered)  # a reader of few shards sees all lengths
         return answered
+
+    def _next_turn(self, asked: Asked, answer: Example) -> list[Asked]:
+        """How a conversation goes on behind an answer; nothing where it ends, or the answer was cut."""
+        text = self._text(answer.answer, skip_special_tokens=True).strip()
+        if not (asked.later and answer.finished and text):
+            return []
+        said, *later = asked.later
+        try:
+            return [self._turn([*asked.chat, {"role": "assistant", "content": text}, *said], later, asked.source)]
+        except ValueError:  # too long by now
+            return []
 
     # --- the record ---
 
@@ -282,6 +381,20 @@ def end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     if not found:
         raise ValueError("Neither the target nor its tokenizer names a token that ends a text (eos_token_id).")
     return found
+
+
+def longest_prompt(model: Any, max_new_tokens: int) -> int:
+    """How many tokens a prompt may have.
+
+    Raises:
+        ValueError: if answers leave no room for one in what the model can read.
+    """
+    limit = host.max_positions(model)
+    if limit is not None and limit <= max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} leaves no room for a prompt: the target reads {limit} tokens."
+        )
+    return _MAX_PROMPT_TOKENS if limit is None else min(_MAX_PROMPT_TOKENS, limit - max_new_tokens)
 
 
 def _name(path: Any) -> str | None:

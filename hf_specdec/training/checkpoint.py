@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hf_specdec.training.examples import part_of
+
 STATE_NAME = "training-state.safetensors"
 
 
@@ -135,7 +137,10 @@ def read_state(folder: Path) -> tuple[Progress, dict[str, Any], dict[str, Tensor
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it and start anew with --init-from.") from error
+        raise ValueError(
+            f"{path} is damaged ({error}), so its training cannot go on; the drafter beside it is not touched. Start "
+            "anew with another output."
+        ) from error
     progress = Progress(**json.loads(metadata["progress"]))
     progress.loss = tuple(progress.loss)  # type: ignore[assignment]
     return progress, json.loads(metadata["facts"]), tensors
@@ -154,7 +159,7 @@ def restore(tensors: dict[str, Tensor], weights: Weights, optimizers: list[torch
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Writes a file of tensors that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = part_of(path)
     try:
         save_file(tensors, part, metadata=metadata | {"format": "pt"})
         with part.open("rb") as file:

@@ -10,11 +10,18 @@ from hf_specdec.pictures import new_figure, save
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The evaluations of a run, one JSON line each; a line cut short by a kill is left out."""
+    """The evaluations of a run, one JSON line each; a line cut short by a kill is left out.
+
+    Raises:
+        ValueError: if another line is damaged.
+    """
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); mend it or remove it.") from error
 
 
 def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:

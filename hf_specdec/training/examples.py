@@ -6,8 +6,11 @@ example a line. Shards appear whole and never change, so a folder may be read wh
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -79,7 +82,7 @@ def read_examples(folder: str | os.PathLike[str]) -> list[Example]:
                 examples.append(_parsed(line))
             except ValueError as error:
                 broken.append(f"{path.name}, line {number}: {error}")
-    show_broken(broken, str(folder))
+    show_left_out(broken, str(folder))
     if not examples:
         raise ValueError(f"{folder} holds no readable example; remove it and make the data again.")
     return examples
@@ -94,7 +97,12 @@ def write_shard(folder: str | os.PathLike[str], index: int, examples: Iterable[E
 
 def shard_paths(folder: str | os.PathLike[str]) -> list[Path]:
     """The shards of a data folder, in order."""
-    return sorted(Path(folder).glob("answers-*.jsonl"))
+    return sorted(Path(folder).glob("answers-[0-9][0-9][0-9][0-9][0-9].jsonl"))
+
+
+def next_index(folder: str | os.PathLike[str]) -> int:
+    """The index of the shard to come, behind all that are there."""
+    return max((int(path.stem.rpartition("-")[2]) + 1 for path in shard_paths(folder)), default=0)
 
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -136,17 +144,33 @@ def is_held_out(example: Example, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def show_broken(broken: list[str], where: str) -> None:
-    """Says on standard error how many lines of a file were passed over, and which are the first."""
-    if broken:
-        shown = "\n".join(f"  {line}" for line in broken[:_NUM_SHOWN])
-        more = f"\n  and {len(broken) - _NUM_SHOWN} more" if len(broken) > _NUM_SHOWN else ""
-        print(f"{where}: {len(broken)} broken lines are left out:\n{shown}{more}", file=sys.stderr)
+def show_left_out(found: list[str], where: str, what: str = "broken lines") -> None:
+    """Says on standard error how much of a file was passed over, and what the first of it is."""
+    if found:
+        shown = "\n".join(f"  {one}" for one in found[:_NUM_SHOWN])
+        more = f"\n  and {len(found) - _NUM_SHOWN} more" if len(found) > _NUM_SHOWN else ""
+        print(f"{where}: {len(found)} {what} are left out:\n{shown}{more}", file=sys.stderr)
+
+
+def part_of(path: Path) -> Path:
+    """Where a file is written before it appears."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def remove_parts(folder: str | os.PathLike[str]) -> None:
+    """Removes what a process was writing when it was killed: files of `part_of` and folders of `filling`."""
+    folder = Path(folder)
+    for path in folder.glob("**/.*.part"):
+        if re.fullmatch(r"\..+\.\d+\.part", path.name):
+            path.unlink(missing_ok=True)
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}-????????"):
+        if path.is_dir() and {inner.name for inner in path.iterdir()} <= {"part"}:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = part_of(path)
     try:
         with part.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hf_specdec import host
-from hf_specdec.training.examples import Example
+from hf_specdec.training.examples import Example, part_of
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class FeatureStore:
         if self.num_bytes + len(content) > self.max_bytes:
             return
         path.parent.mkdir(exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part = part_of(path)
         try:
             part.write_bytes(content)
             os.replace(part, path)

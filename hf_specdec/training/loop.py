@@ -26,7 +26,14 @@ from hf_specdec.provenance import Provenance, filling, stamp
 from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.checkpoint import Progress
 from hf_specdec.training.curves import draw, read_metrics
-from hf_specdec.training.examples import Example, is_held_out, read_examples, read_record, write_whole
+from hf_specdec.training.examples import (
+    Example,
+    is_held_out,
+    read_examples,
+    read_record,
+    remove_parts,
+    write_whole,
+)
 from hf_specdec.training.features import FeatureStore
 from hf_specdec.training.options import TrainOptions
 from hf_specdec.training.recipes import RECIPES
@@ -74,11 +81,16 @@ class Training:
         self.fingerprint = TargetFingerprint.of(self.target)
         self.progress = Progress(target=self.fingerprint.to_dict())
         self._refuse_other_data()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.accelerator.is_main_process:
+            remove_parts(self.folder)
         found = checkpoint.read_state(self.folder)
         if found is not None:
             self._refuse_other_run(found[0], found[1])
             self.progress = found[0]
+            if not (self.folder / "config.json").exists():  # whoever took the best drafter away wants another
+                self.progress.best = 0.0
+        else:
+            self._refuse_other_files()
         self._read_data(self.progress.num_examples or None)
         self.recipe = self._recipe(found[1] if found else None)
         self.weights = checkpoint.Weights(self.recipe.module)
@@ -87,6 +99,7 @@ class Training:
             checkpoint.restore(found[2], self.weights, self.optimizers)
         elif options.init_from is not None:
             self._init_from(Path(options.init_from))
+        self.folder.mkdir(parents=True, exist_ok=True)
         cache = Path(options.cache or self.folder / "features")
         limit = int(options.cache_gigabytes * 1e9)
         self.store = FeatureStore(self.target, self.recipe.taps, cache if limit else None, limit)
@@ -108,6 +121,7 @@ class Training:
     def _read_data(self, count: int | None = None) -> None:
         """Splits the first examples of the folder (all, if nobody says how many) into those to learn and the others."""
         examples = read_examples(self.options.data)[:count]
+        self._refuse_unknown(examples, count or 0)
         examples = examples[: self._least(len(examples))]  # another process may have looked a moment earlier
         share = self.options.held_out_share
         held_out = [example for example in examples if is_held_out(example, share) and example.temperature == 0]
@@ -121,6 +135,20 @@ class Training:
                 "least two tokens; make more data, or set held_out_share."
             )
         self._batches_of_epoch()
+
+    def _refuse_unknown(self, examples: Sequence[Example], count: int) -> None:
+        """Raises `ValueError` for fewer examples than a resumed run had, and for ids that the target does not have."""
+        if len(examples) < count:
+            raise ValueError(
+                f"{self.options.data} holds {len(examples)} examples; this run had {count} when it stopped. Put "
+                "the others back, or begin another output with init_from."
+            )
+        highest = max(max(*example.prompt, *example.answer) for example in examples)
+        if highest >= self.fingerprint.vocabulary_size:
+            raise ValueError(
+                f"{self.options.data} holds the id {highest}; the target has {self.fingerprint.vocabulary_size} ids. "
+                "Drafters learn from answers of the target they draft for; make them with: hf-specdec data --target ..."
+            )
 
     def _batches_of_epoch(self) -> None:
         """The epoch's examples, in an order that follows from the seed and the epoch, as batches."""
@@ -189,6 +217,15 @@ class Training:
                 f"init_from={str(self.folder)!r}."
             )
 
+    def _refuse_other_files(self) -> None:
+        """A run saves its state before it writes anything else, so what lies there without one is somebody's own."""
+        names = ("config.json", "model.safetensors", METRICS_NAME)
+        if there := [name for name in names if (self.folder / name).exists()]:
+            raise ValueError(
+                f"{self.folder} holds {' and '.join(there)} and no state of a training ({checkpoint.STATE_NAME}) to go "
+                "on from. They would be overwritten: give another output."
+            )
+
     def _lasting_options(self) -> dict[str, Any]:
         """Options that a resumed run must share; when it ends and how often it writes may change."""
         options = asdict(self.options)
@@ -201,16 +238,16 @@ class Training:
         """Learns until one of the limits is reached; see `train`."""
         self._say_size()
         if not read_metrics(self.folder / METRICS_NAME):
+            self._save()
             self._evaluate()
         while not self._is_over():
             self._step(self._next_batches())
             if self._is_due(self.evaluated, self.options.evaluate_every, self.options.evaluate_steps):
                 self._evaluate()
-            if self._is_due(self.saved, self.options.save_every, self.options.save_steps):
+            elif self._is_due(self.saved, self.options.save_every, self.options.save_steps):
                 self._save()
         if self.progress.loss[1]:
             self._evaluate()
-            self._save()
         return read_metrics(self.folder / METRICS_NAME)[-1]
 
     def _say_size(self) -> None:
@@ -299,7 +336,10 @@ class Training:
     # --- what is kept -------------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        """Counts acceptance on held-out texts, writes a line about it, and keeps the drafter if it is the best."""
+        """Counts acceptance on held-out texts, writes a line about it, and keeps the drafter if it is the best.
+
+        The state is saved at once.
+        """
         counted = self._acceptance()
         loss, count = self.progress.loss
         metrics = self._line("evaluation") | {
@@ -320,6 +360,7 @@ class Training:
             self._write_record()
         self._report(metrics | {"is_best": is_best})
         self.evaluated = time.monotonic()
+        self._save()  # a run that goes on from an older state might take a worse drafter for the best
 
     @torch.no_grad()
     def _acceptance(self) -> evaluate.Acceptance:

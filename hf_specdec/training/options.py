@@ -87,6 +87,11 @@ class TrainOptions:
         self._check_range("max_grad_norm", 0, float("inf"))
         self._check_range("evaluate_every", 0, float("inf"))
         self._check_range("save_every", 0, float("inf"))
+        self._check_range("held_out_share", 0, 0.9)
+        check_count("warmup_steps", self.warmup_steps, 0)
+        for name, high in (("decay_share", 1.0), ("weight_decay", 1.0), ("cache_gigabytes", float("inf"))):
+            if not 0 <= getattr(self, name) <= high:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at least 0 and at most {high:g}.")
         if self.optimizer not in (None, *OPTIMIZERS):
             raise ValueError(f"optimizer={self.optimizer!r} is unknown; use one of {', '.join(OPTIMIZERS)}.")
         if self.time_budget is None and self.max_steps is None and self.epochs is None:

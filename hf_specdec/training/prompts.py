@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_specdec.loading import Chat
-from hf_specdec.rows import chat_of, file_rows, parsed, read_rows
-from hf_specdec.training.examples import show_broken
+from hf_specdec.rows import FIELDS, Conversation, conversation_of, file_rows, read_rows
+from hf_specdec.training.examples import show_left_out
 from hf_specdec.training.themes import COMPLETE_ABOUT_TEXT, OPEN_ABOUT_TEXT, Theme
 from hf_specdec.training.writing import write
 
@@ -141,7 +141,14 @@ def _around_user_turn(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[
             "--prompts, or a tokenizer with a chat template."
         )
     chat = [{"role": "system", "content": system}] if system else []
-    text = str(tokenizer.apply_chat_template([*chat, {"role": "user", "content": _PLACE}], tokenize=False))
+    try:
+        text = str(tokenizer.apply_chat_template([*chat, {"role": "user", "content": _PLACE}], tokenize=False))
+    except TemplateError as error:
+        if system:  # some templates know no system messages
+            return _around_user_turn(tokenizer, "")
+        raise ValueError(
+            f"The chat template refuses a user's message: {error}. Give prompts with --prompts."
+        ) from error
     if text.count(_PLACE) != 1:
         raise ValueError("The chat template does not show the user's message once, so its turn cannot be left open.")
     before, behind = text.split(_PLACE)
@@ -162,27 +169,28 @@ def is_junk(text: str) -> bool:
 # --- given by the user ------------------------------------------------------------------------------------
 
 
-def read_prompts(location: str) -> list[Chat]:
-    """Reads conversations that end with a user's message.
+def read_prompts(location: str, turns: str = "last") -> list[Conversation]:
+    """Reads conversations, each up to a user's message that the target is to answer.
 
     Args:
-        location: a file of JSON lines with `prompt`, `messages` or `turns`, or `hub:NAME` or `hub:NAME:SPLIT`, a data
-            set of the Hub with such columns. Assistants' last words are cut off: the target answers itself. Of `turns`
-            the first is asked.
+        location: a file of JSON lines with `prompt`, `turns` (what a user says, one text after the other), `messages`
+            or ShareGPT's `conversations`, or `hub:NAME` or `hub:NAME:SPLIT`, a data set of the Hub with such columns.
+        turns: "last": the last message of a user is asked, behind all before it as they are; of `turns` the first.
+            "all": every turn of the user is asked in order, the target's own answers taking the place of those given.
 
     Raises:
         ValueError: if it cannot be read, or no line holds a prompt.
     """
-    chats, broken = [], []
+    found, broken = [], []
     for number, row in read_rows(location):
         try:
-            chats.append(chat_of(row))
+            found.append(conversation_of(row, turns))
         except ValueError as error:
             broken.append(f"line {number}: {error}")
-    show_broken(broken, location)
-    if not chats:
-        raise ValueError(f"{location} holds no prompts; every line needs `prompt`, `messages` or `turns`.")
-    return chats
+    show_left_out(broken, location)
+    if not found:
+        raise ValueError(f"{location} holds no prompts; every line needs {FIELDS}.")
+    return found
 
 
 # --- kept out of training ---------------------------------------------------------------------------------
@@ -197,17 +205,29 @@ class HeldOut:
 
     Attributes:
         refused: prompts that were found in it.
+
+    Raises:
+        ValueError: if a line cannot be read, since what it holds could not be kept out.
     """
 
     path: str | os.PathLike[str] | None
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        rows = [] if self.path is None else [parsed(line) for _, line in file_rows(str(self.path))]
-        self.texts = {normalised(text) for row in rows for text in _texts(row)} - {""}
+        self.texts: set[str] = set()
+        for number, line in [] if self.path is None else file_rows(str(self.path)):
+            try:
+                asked = conversation_of(line, "all")
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.path}, line {number}: {error}. What cannot be read cannot be kept out of the data: mend "
+                    "the line or remove it."
+                ) from error
+            self.texts |= {normalised(text) for text in users_texts(asked)}
+        self.texts.discard("")
         self.long_texts = [text for text in self.texts if len(text) >= _MIN_COMMON]
         if self.path is not None and not self.texts:
-            raise ValueError(f"{self.path} holds no prompts; every line needs `prompt`, `messages` or `turns`.")
+            raise ValueError(f"{self.path} holds no prompts; every line needs {FIELDS}.")
 
     def refuses(self, prompt: str) -> bool:
         """Whether a prompt is one of them, or holds or is held by one."""
@@ -231,7 +251,6 @@ def normalised(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def _texts(row: dict[str, Any]) -> list[str]:
-    given = [row.get("prompt"), *(row.get("turns") or [])]
-    given += [m.get("content") for m in row.get("messages") or [] if m.get("role") == "user"]
-    return [text for text in given if isinstance(text, str)]
+def users_texts(conversation: Conversation) -> list[str]:
+    """All that the user says in a conversation."""
+    return [message["content"] for turn in conversation for message in turn if message["role"] == "user"]

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_specdec.training.examples import show_broken
+from hf_specdec.training.examples import show_left_out
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Theme:
     beginnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.system, str) or not all(isinstance(text, str) for text in self.beginnings):
+        is_list = isinstance(self.beginnings, list | tuple) and all(isinstance(text, str) for text in self.beginnings)
+        if not isinstance(self.system, str) or not is_list:
             raise ValueError(f"A theme has a text `system` and a list of texts `beginnings`, not {self!r}.")
         object.__setattr__(self, "beginnings", tuple(self.beginnings))
 
@@ -35,14 +36,14 @@ def read_themes(path: str | os.PathLike[str]) -> tuple[Theme, ...]:
         ValueError: if no line holds a theme.
     """
     themes, broken = [], []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="replace").split("\n"), 1):
         if not line.strip():
             continue
         try:
             themes.append(Theme(**json.loads(line)))
         except (TypeError, ValueError) as error:
             broken.append(f"line {number}: {error}")
-    show_broken(broken, str(path))
+    show_left_out(broken, str(path))
     if not themes:
         raise ValueError(f'{path} holds no theme; every line is like {{"system": "...", "beginnings": ["..."]}}.')
     return tuple(themes)
