@@ -30,8 +30,8 @@ from dataclasses import fields
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-# In place of this folder, whose files would hide packages of the same names: the folders of `peers`, and of `tests`.
-sys.path[:1] = [str(FOLDER.parent), str(FOLDER.parents[1])]
+# In place of this folder those of `peers` and of `tests`.
+sys.path[:] = [str(FOLDER.parent), str(FOLDER.parents[1]), *(path for path in sys.path if path != str(FOLDER))]
 
 from peers.side import Case, serve  # noqa: E402
 

@@ -41,7 +41,7 @@ def compared(options: argparse.Namespace, case: Case, console: Console) -> dict[
     settings = described(case) | plan
     kept = Kept(options.keep, settings)
     warm_up, *questions = encoded(case.target, [WARM_UP, *read_questions(options.questions, limit=options.limit)])
-    with started(names, case, options.environments) as processes:
+    with started(names, case, options.environments, console) as processes:
         for process in processes.values():  # first calls are slow
             for way in process.ways:
                 process.ask(way=way, prompt=warm_up["prompt"], max_new_tokens=WARM_UP_TOKENS)
@@ -75,7 +75,9 @@ def measure(
     with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=len(questions))
         for number, question in enumerate(questions):
-            missing = [process for process in processes.values() if not is_whole(question, process, kept)]
+            missing = [
+                process for process in processes.values() if process.ways and not is_whole(question, process, kept)
+            ]
             answers: dict[str, Answers] = {process.name: {} for process in missing}
             for name, way in rotated([(one.name, way) for one in missing for way in one.ways], number):
                 progress.update(bar, description=f"{name}: {way}")
@@ -92,7 +94,7 @@ def is_whole(question: Asked, process: Process, kept: Kept) -> bool:
     """Whether a peer has answered a question in all its ways."""
     answers = kept.get(question["question_id"], process.name) or {}
     given = {way for way, answer in answers.items() if "error" not in answer}
-    return process.error is None and given == set(process.ways)
+    return given == set(process.ways)
 
 
 def summary(questions: list[Asked], process: Process, kept: Kept) -> dict[str, Any]:

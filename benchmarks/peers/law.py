@@ -41,7 +41,7 @@ def judged(names: list[str], options: argparse.Namespace, kept: Kept, console: C
     """
     with tempfile.TemporaryDirectory() as folder:
         case, laws = tiny_case(Path(folder)), {}
-        with started(names, case, options.environments) as processes:
+        with started(names, case, options.environments, console) as processes:
             for name, process in processes.items():
                 laws[name] = tests_of(process, options.law_samples, kept, console)
     return laws

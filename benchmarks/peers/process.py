@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from peers.environments import interpreter, requirements
 from peers.side import Case, reply
 
@@ -70,20 +72,20 @@ class Process:
         line = self.process.stdout.readline()
         if line:
             return json.loads(line)
-        said = self.log.read_text(errors="replace").split("\n")
-        said = [written.strip() for written in said if written.strip()]
+        said = [written for written in self.log.read_text(errors="replace").splitlines() if written.strip()]
         self.error = f"ended early: {said[-1] if said else 'without a word'}"[:500]
         return {"error": self.error}
 
 
 @contextmanager
-def started(names: list[str], case: Case, environments: Path | None) -> Iterator[dict[str, Process]]:
+def started(names: list[str], case: Case, environments: Path | None, console: Console) -> Iterator[dict[str, Process]]:
     """All peers' processes, loaded; they end with the block."""
     with tempfile.TemporaryDirectory() as logs:
         processes = {name: Process(name, case, environments, Path(logs, name)) for name in names}
         try:
             for process in processes.values():
                 process.begin()
+                console.print(f"{process.name}: {process.error or ', '.join(process.ways)}", highlight=False)
             yield processes
         finally:
             for process in processes.values():
