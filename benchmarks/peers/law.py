@@ -54,9 +54,9 @@ def tiny_case(folder: Path) -> Case:
         model.generation_config.eos_token_id = model.config.eos_token_id = None
         model.save_pretrained(folder / name)
     torch.manual_seed(0)
-    write_head(
-        initialise(EagleHead(head_config(target, VOCABULARY)), target, torch.arange(VOCABULARY)), folder / "head"
-    )
+    head = initialise(EagleHead(head_config(target, VOCABULARY)), target, torch.arange(VOCABULARY))
+    (folder / "head").mkdir()
+    write_head(head, folder / "head")
     folders = {"target": folder / "target", "draft_model": folder / "draft-model", "head": folder / "head"}
     return Case(**{name: str(path) for name, path in folders.items()}, dtype="float32", threads=1, **ROUNDS)
 
