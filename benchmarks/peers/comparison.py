@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hf_specdec.checks.report import first_difference
 from hf_specdec.loading import encode
 from peers.environments import chosen
 from peers.figures import figures
+from peers.heads import with_whole_head
 from peers.kept import Kept
 from peers.law import judged
 from peers.process import Process, started
@@ -41,7 +43,10 @@ def compared(options: argparse.Namespace, case: Case, console: Console) -> dict[
     settings = described(case) | plan
     kept = Kept(options.keep, settings)
     warm_up, *questions = encoded(case.target, [WARM_UP, *read_questions(options.questions, limit=options.limit)])
-    with started(names, case, options.environments, console) as processes:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started(names, with_whole_head(case, Path(folder)), options.environments, console) as processes,
+    ):
         for process in processes.values():  # first calls are slow
             for way in process.ways:
                 process.ask(way=way, prompt=warm_up["prompt"], max_new_tokens=WARM_UP_TOKENS)

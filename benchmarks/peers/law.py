@@ -16,6 +16,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.heads import EagleHead
 from hf_specdec.training.recipes.heads import head_config, initialise
+from peers.heads import with_whole_head
 from peers.kept import Kept
 from peers.process import Process, started
 from peers.side import GENERATE, PLAIN, Case
@@ -58,7 +59,8 @@ def tiny_case(folder: Path) -> Case:
     (folder / "head").mkdir()
     write_head(head, folder / "head")
     folders = {"target": folder / "target", "draft_model": folder / "draft-model", "head": folder / "head"}
-    return Case(**{name: str(path) for name, path in folders.items()}, dtype="float32", threads=1, **ROUNDS)
+    case = Case(**{name: str(path) for name, path in folders.items()}, dtype="float32", threads=1, **ROUNDS)
+    return with_whole_head(case, folder)
 
 
 def tests_of(process: Process, num_samples: int, kept: Kept, console: Console) -> dict[str, Any]:

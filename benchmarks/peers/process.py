@@ -85,9 +85,8 @@ def started(names: list[str], case: Case, environments: Path | None, console: Co
         try:
             for process in processes.values():
                 process.begin()
-                console.print(
-                    f"{process.name}: {process.error or ', '.join(process.ways)}", highlight=False, soft_wrap=True
-                )
+                said = process.error or ", ".join(process.ways)
+                console.print(f"{process.name}: {said}", highlight=False, soft_wrap=True)
             yield processes
         finally:
             for process in processes.values():
