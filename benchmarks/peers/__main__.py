@@ -29,6 +29,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+FEWEST_SAMPLES = 300
 FOLDER = Path(__file__).resolve().parent
 # In place of this folder those of `peers` and of `tests`.
 sys.path[:] = [str(FOLDER.parent), str(FOLDER.parents[1]), *(path for path in sys.path if path != str(FOLDER))]
@@ -85,6 +86,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if not options.side and not options.make_environments and not (options.target and options.questions):
         parser.error("--target and --questions are needed.")
+    if 0 < options.law_samples < FEWEST_SAMPLES:
+        parser.error(f"--law-samples: fewer than {FEWEST_SAMPLES} show nothing; give 0 to leave the tests out.")
     return options
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+import os
+import platform
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +19,7 @@ from transformers import AutoTokenizer
 from hf_specdec.checks.bench import Question, read_questions, rotated
 from hf_specdec.checks.report import first_difference
 from hf_specdec.loading import encode
+from hf_specdec.versions import commit
 from peers.environments import chosen
 from peers.figures import figures
 from peers.heads import with_whole_head
@@ -39,9 +43,9 @@ def compared(options: argparse.Namespace, case: Case, console: Console) -> dict[
         console: where progress is shown.
     """
     names = chosen(options.only)
-    plan = {"questions": options.questions.name, "limit": options.limit, "max_new_tokens": options.max_new_tokens}
-    settings = described(case) | plan
+    settings = described(case) | {"questions": options.questions.name, "max_new_tokens": options.max_new_tokens}
     kept = Kept(options.keep, settings)
+    document = {"machine": machine(), "settings": settings | {"limit": options.limit}}
     warm_up, *questions = encoded(case.target, [WARM_UP, *read_questions(options.questions, limit=options.limit)])
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -53,7 +57,13 @@ def compared(options: argparse.Namespace, case: Case, console: Console) -> dict[
         measure(questions, processes, options.max_new_tokens, kept, console)
         peers = {name: summary(questions, process, kept) for name, process in processes.items()}
     laws = judged(names, options, kept, console) if options.law_samples else {}
-    return {"settings": settings, "peers": peers, "figures": figures(questions, peers, kept), "laws": laws}
+    return document | {"peers": peers, "figures": figures(questions, peers, kept), "laws": laws}
+
+
+def machine() -> dict[str, Any]:
+    """Where and when; what is installed on a side, the side says."""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"date": now, "commit": commit(), "system": platform.platform(), "processors": os.cpu_count()}
 
 
 def described(case: Case) -> dict[str, Any]:
