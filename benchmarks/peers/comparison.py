@@ -94,7 +94,8 @@ def measure(
                 process for process in processes.values() if process.ways and not is_whole(question, process, kept)
             ]
             answers: dict[str, Answers] = {process.name: {} for process in missing}
-            for name, way in rotated([(one.name, way) for one in missing for way in one.ways], number):
+            ways = [(process.name, way) for process in missing for way in process.ways]
+            for name, way in rotated(ways, number) if ways else ():
                 progress.update(bar, description=f"{name}: {way}")
                 asked = {"way": way, "prompt": question["prompt"], "max_new_tokens": max_new_tokens}
                 answers[name][way] = processes[name].ask(**asked)
