@@ -29,8 +29,9 @@ def figures(questions: list[dict[str, Any]], peers: dict[str, Any], kept: Kept) 
 
 
 def ways_of(answers: dict[Any, Any]) -> list[str]:
-    """All ways in which something was answered."""
-    return list(dict.fromkeys(way for given in answers.values() for way in given))
+    """All ways in which something was answered, plain ones first."""
+    ways = {way for given in answers.values() for way in given}
+    return sorted(ways, key=lambda way: (way != PLAIN, way != GENERATE, way))
 
 
 def of_way(name: str, way: str, asked: dict[Any, str], answers: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def of_way(name: str, way: str, asked: dict[Any, str], answers: dict[str, Any]) 
         "tokens_per_pass": tokens / passes,
         "tokens_per_second": tokens / seconds,
         "over_plain": ratio(asked, given, of_all(answers, name, PLAIN), "seconds"),
-        "over_generate": ratio(asked, given, of_all(answers, name, host), "seconds"),
+        "over_generate": ratio(asked, given, of_all(answers, name, GENERATE), "seconds"),
         "as_generate": sum(answer["tokens"] == tokens_of(answers, name, host, key) for key, answer in given.items()),
         "as_ours": sum(answer["tokens"] == tokens_of(answers, OURS, PLAIN, key) for key, answer in given.items()),
         "ours_over_it": {
