@@ -52,7 +52,8 @@ def compared(options: argparse.Namespace, case: Case, console: Console) -> dict[
         started(names, with_whole_head(case, Path(folder)), options.environments, console) as processes,
     ):
         for process in processes.values():  # first calls are slow
-            for way in process.ways:
+            is_done = all(is_whole(question, process, kept) for question in questions)
+            for way in process.ways if not is_done else ():
                 process.ask(way=way, prompt=warm_up["prompt"], max_new_tokens=WARM_UP_TOKENS)
         measure(questions, processes, options.max_new_tokens, kept, console)
         peers = {name: summary(questions, process, kept) for name, process in processes.items()}
