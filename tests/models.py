@@ -46,6 +46,14 @@ def tiny(family: str = "llama", *, seed: int = 0, vocab: int = 64, dtype: torch.
     return model
 
 
+def small(seed: int, layers: int = 2, scale: float = 0.15):
+    """A float32 Llama with a vocabulary of eight, none of which is nearly impossible: laws of it can be enumerated."""
+    model = tiny(seed=seed, vocab=8, dtype=torch.float32, num_hidden_layers=layers)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(scale / model.lm_head.weight.std())
+    return model
+
+
 def _build(family: str, vocab: int, changes: dict) -> PreTrainedModel:
     common = COMMON | {"vocab_size": vocab} | changes
     if family == "llama":

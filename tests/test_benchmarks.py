@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from rich.console import Console
 
-import hf_specdec
+from hf_specdec.checkpoints.write import write_head
+from hf_specdec.heads import EagleHead
+from hf_specdec.loading import load_model
+from hf_specdec.training.recipes.heads import head_config, initialise
+from tests.reference import FALSE_ALARM
 from tests.test_bench import entries
 from tests.tokenizers_for_tests import save_tiny
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
+QUIET = Console(quiet=True)
 
 
 def script(name):
@@ -98,51 +102,137 @@ def test_indexes(name, more, capsys):
     assert all(row["propose_us"] > 0 for row in found["results"])
 
 
+# A stand-in for economize: its loop generates plainly, and draws twice as hot with a draft model.
 PEER = """
-import dataclasses, types
+import dataclasses, types, torch
 __version__ = "0"
 Config = dataclasses.make_dataclass("Config", ["param_dtype"])
-DecodeConfig = dataclasses.make_dataclass("DecodeConfig", ["cycle_length"])
+DecodeConfig = dataclasses.make_dataclass("DecodeConfig", ["cycle_length", ("verifier", object, None)])
+TopPSampler = dataclasses.make_dataclass("TopPSampler", ["temperature", "top_p", "seed"])
 class Model:
-    def __init__(self, target): self.target = target
-    def decode(self, ids, count, decoding, stop):
-        assert decoding.cycle_length == 4
-        output = self.target.generate(ids, max_new_tokens=count, do_sample=False)
-        return types.SimpleNamespace(tokens=output[0, ids.shape[1] :])
-def read_checkpoint(folder): return types.SimpleNamespace(configs=[Config("float32")])
-def attach(target, checkpoint): return Model(target)
+    def __init__(self, target, heat): self.target, self.heat = target, heat
+    def decode(self, ids, count, decoding, stop, selector=None):
+        draw = {"do_sample": False}
+        if selector is not None:
+            torch.manual_seed(selector.seed)
+            draw = {"do_sample": True, "top_k": 0, "temperature": selector.temperature * self.heat}
+        output = self.target.generate(ids[None], max_new_tokens=count, **draw)
+        return types.SimpleNamespace(tokens=output[0, len(ids) :])
+def apply(target, *configs): return Model(target, 2 if any(hasattr(one, "model") for one in configs) else 1)
+def read_checkpoint(folder): raise ValueError("this head is not for me")
 """
+TECHNIQUES = {
+    "draft_model": "class DraftModelConfig:\n    def __init__(self, model): self.model = model",
+    "lookup": "class LookupConfig: pass",
+}
+
+
+@pytest.fixture
+def peers(tmp_path, monkeypatch):
+    """A folder of environments: economize's has a stand-in, flashspec's lacks it, others are not there."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    package = tmp_path / "lib" / "economize"
+    for name, text in TECHNIQUES.items():
+        (package / "techniques" / name).mkdir(parents=True)
+        (package / "techniques" / name / "__init__.py").write_text(text)
+    (package / "__init__.py").write_text(PEER)
+    for name in ("economize", "flashspec"):
+        python = tmp_path / f"env-{name}" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "lib"} exec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+    return tmp_path
 
 
 def head_for(target, folder):
-    """A golden head whose target has another number of ids."""
-    shutil.copytree(Path(__file__).parent / "golden/speculators/eagle3_residual", folder)
-    vocabulary = json.loads(Path(target, "config.json").read_text())["vocab_size"]
-    config = json.loads((folder / "config.json").read_text())
-    config["transformer_layer_config"]["vocab_size"] = vocabulary
-    config["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = load_file(folder / "model.safetensors")
-    tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(vocabulary - 64, dtype=torch.bool)])
-    save_file(tensors, folder / "model.safetensors")
+    """An untrained head over all ids."""
+    model = load_model(target, torch.float32, torch.device("cpu"))
+    ids = torch.arange(model.config.vocab_size)
+    folder.mkdir()
+    write_head(initialise(EagleHead(head_config(model, len(ids))), model, ids), folder)
     return folder
 
 
-@pytest.mark.skipif(not hasattr(hf_specdec, "load_drafter"), reason="heads are no drafters yet")
-@pytest.mark.parametrize("has_peer", [False, True])
-def test_peers(has_peer, target, capsys, tmp_path, monkeypatch):
-    """The peer is a stand-in: its package is not here, and only the comparison is tested."""
-    (tmp_path / "economize.py").write_text(PEER)
-    questions = tmp_path / "questions.jsonl"
+def test_peers(target, peers, capsys):
+    questions = peers / "questions.jsonl"
     questions.write_text("".join(json.dumps(entry) + "\n" for entry in entries()))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(SCRIPTS.parent)]))
-    peer = ["--python-of-peer", sys.executable] if has_peer else []
-    given = [*float32(target), "--head", head_for(target, tmp_path / "head"), "--questions", questions, "--limit", 1]
-    found = document("peers", capsys, *given, "--max-new-tokens", 12, "--num-draft-tokens", 3, *peer)
-    assert set(found["sides"]) == {"plain", "hf_specdec"} | ({"economize"} if has_peer else set())
-    assert ("ours_over_peer" in found) == has_peer
-    assert [side["as_plain"] for side in found["sides"].values()] == [3] * len(found["sides"])
-    assert found["sides"]["plain"]["tokens_per_pass"] == 1 <= found["sides"]["hf_specdec"]["tokens_per_pass"]
+    given = [*float32(target), "--environments", peers, "--questions", questions, "--limit", 1, "--law-samples", 0]
+    given += ["--head", head_for(target, peers / "head"), "--draft-model", target, "--max-new-tokens", 8]
+    given += ["--num-drafted", 3, "--threads", 1, "--keep", peers / "kept.jsonl"]
+    first = document("peers/__main__", capsys, *given)
+    ours, hosts, stand_in = (first["figures"][name] for name in ("hf_specdec", "transformers", "economize"))
+    assert {"plain", "lookup", "suffix", "auto", "draft-model", "eagle3"} <= set(ours)
+    assert set(hosts) == {"plain", "lookup", "draft-model", "draft-model-default"}
+    assert set(stand_in) == {"plain", "generate", "lookup", "draft-model"}
+    for way in [*ours.values(), *hosts.values(), *stand_in.values()]:
+        assert (way["answers"], way["as_generate"], way["as_ours"]) == (3, 3, 3) and way["tokens_per_pass"] >= 1
+    assert hosts["draft-model"]["tokens_per_pass"] > 2  # the target drafts for itself
+    assert hosts["plain"]["over_plain"]["ratio"] == 1 and stand_in["lookup"]["ours_over_it"]["speed"]["ratio"] > 0
+    peers_said = first["peers"]
+    assert "this head is not for me" in peers_said["economize"]["unusable"]["eagle3"]
+    assert "No module named 'flashspec'" in peers_said["flashspec"]["error"]
+    assert "--make-environments" in peers_said["dejavuu"]["error"]
+    again = document("peers/__main__", capsys, *given, "--only", "transformers")["figures"]
+    assert again == {name: first["figures"][name] for name in again}  # seconds too: nothing ran again
+
+
+@pytest.mark.parametrize(("way", "follows"), [("lookup", True), ("draft-model", False)])
+def test_the_samples_of_peers_are_judged(way, follows, peers, tmp_path):
+    """500 samples of the stand-in."""
+    law, process = (importlib.import_module(f"peers.{name}") for name in ("law", "process"))
+    kept = importlib.import_module("peers.kept").Kept(None, {})
+    with process.started(["economize"], law.tiny_case(tmp_path / "tiny"), peers, QUIET) as processes:
+        processes["economize"].ways = [way]
+        found = law.tests_of(processes["economize"], 500, kept, QUIET)[way]["T=1"]
+    assert found["samples"] == 500 and (found["p_value"] > FALSE_ALARM) == follows
+
+
+def test_a_text_without_probability_is_never_excused(peers):
+    law = importlib.import_module("peers.law")
+    samples = torch.cat([torch.zeros(999, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.long)])
+    only_zeros = torch.zeros(8, 8, 8, dtype=torch.float64)
+    only_zeros[0, 0, 0] = 1
+    assert law.verdict(samples, only_zeros) == {"samples": 1000, "impossible": 1, "p_value": 0.0}
+
+
+def test_a_peer_that_dies_stops_nobody(target, peers):
+    side, process = (importlib.import_module(f"peers.{name}") for name in ("side", "process"))
+    with process.started(["transformers"], side.Case(target, dtype="float32"), None, QUIET) as processes:
+        processes["transformers"].process.kill()
+        answers = [processes["transformers"].ask(way="plain", prompt=[3], max_new_tokens=1) for _ in range(2)]
+    assert all(answer["error"].startswith("ended early") for answer in answers)
+
+
+def test_kept_answers_belong_to_their_settings(peers):
+    kept = importlib.import_module("peers.kept").Kept
+    kept(peers / "file", {"dtype": "float32"}).put([1, 2], 7, "economize")
+    with (peers / "file").open("a") as file:
+        file.write('{"key": [8, "eco')  # broken off
+    again = kept(peers / "file", {"dtype": "float32"})
+    assert again.get(7, "economize") == [1, 2] and again.get(8, "economize") is None
+    again.put([3], 9, "economize")
+    assert kept(peers / "file", {"dtype": "float32"}).get(9, "economize") == [3]
+    with pytest.raises(ValueError, match="other settings"):
+        kept(peers / "file", {"dtype": "bfloat16"})
+
+
+def test_an_environment_that_fails_stops_no_other(peers, monkeypatch):
+    environments = importlib.import_module("peers.environments")
+    ran = []
+
+    def run(command, **arguments):
+        ran.append(command)
+        Path(command[-1]).mkdir(exist_ok=True, parents=True) if "venv" in command else None
+        if any(part.endswith("dejavuu.txt") for part in command):
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(environments.subprocess, "run", run)
+    environments.make_environments(peers, None)
+    made = {Path(command[-1]).name for command in ran if "venv" in command}
+    assert made == {"env-dejavuu", "env-arctic"}  # the others are there
+    assert (peers / "env-arctic").exists() and not (peers / "env-dejavuu").exists()
+    with pytest.raises(ValueError, match="no such peer; use one of"):
+        environments.make_environments(peers, ["economise"])
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from transformers import (
 import hf_specdec
 from hf_specdec import DraftModel, EarlyExit, PromptLookup, Suffix
 from hf_specdec.noise import Noise
-from tests.models import tiny
+from tests.models import small
 from tests.reference import FALSE_ALARM, assert_follows, p_value, target_law
 
 VOCAB = 8
@@ -39,13 +39,6 @@ SETTINGS = {
         ],
     ),
 }
-
-
-def small(seed, layers=2, scale=0.15):
-    model = tiny(seed=seed, vocab=VOCAB, dtype=torch.float32, num_hidden_layers=layers)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(scale / model.lm_head.weight.std())
-    return model
 
 
 @pytest.fixture(scope="module")
