@@ -20,7 +20,7 @@ _NO_LIMIT = 2**62
 class CompiledPasses:
     """A compiled forward pass, and the few widths it is compiled for (each is compiled once, for up to a minute)."""
 
-    call: Callable
+    call: Callable[..., Any]
     widths: tuple[int, ...]
 
     def widest(self, room: int) -> int:

@@ -201,7 +201,7 @@ class _Attachment:
         last_stats: of the last call.
     """
 
-    previous: Callable | None
+    previous: Callable[..., Any] | None
     default: Drafter | None = None
     options: SpeculationOptions = field(default_factory=SpeculationOptions)
     is_enabled: bool = False
@@ -322,7 +322,7 @@ def _refuse_options_alone(attachment: _Attachment, kwargs: dict[str, Any]) -> No
 
 def _generate_with(
     target: Any,
-    plain: Callable,
+    plain: Callable[..., Any],
     attachment: _Attachment,
     drafter: Drafter,
     options: SpeculationOptions,

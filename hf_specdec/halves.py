@@ -122,7 +122,7 @@ def _rebound(call: Any, module: nn.Module, twin: nn.Module) -> Any:
     )
 
 
-def _stand_in(layer: nn.Module, forward: Callable) -> nn.Module:
+def _stand_in(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """A twin of a layer, or of the head, that does something else, unseen by its hooks."""
     twin = layer.__class__.__new__(layer.__class__)
     hooks: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}

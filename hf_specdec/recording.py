@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
@@ -33,7 +35,7 @@ class Recorder:
         self.logits = _rows(num_rows, wanted and generation_config.output_logits)
         self.states = _rows(num_rows, wanted and generation_config.output_hidden_states)
         self.prompt_states: Layers | None = None
-        self.attentions: list[tuple] | None = [] if wanted and generation_config.output_attentions else None
+        self.attentions: list[tuple[Any, ...]] | None = [] if wanted and generation_config.output_attentions else None
         if self.attentions is not None and (num_rows > 1 or is_encoder_decoder):
             raise ValueError(
                 "output_attentions=True: with an assistant, attentions are returned for one row of a decoder-only "
@@ -82,7 +84,7 @@ class Recorder:
         """All rows' scores so far, one (B, V) tensor a step; `None` if they are not recorded."""
         return None if self.scores is None else _aligned(self.scores)
 
-    def output(self) -> dict[str, tuple | None]:
+    def output(self) -> dict[str, tuple[Any, ...] | None]:
         """The fields of the output dict: one entry a step, rows aligned by position."""
         return {
             "scores": self.columns(),
@@ -104,7 +106,7 @@ class Recorder:
         return (self.prompt_states, *steps[1:])
 
 
-def _rows(num_rows: int, wanted: bool | None) -> list[list] | None:
+def _rows(num_rows: int, wanted: bool | None) -> list[list[Any]] | None:
     return [[] for _ in range(num_rows)] if wanted else None
 
 

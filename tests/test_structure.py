@@ -50,7 +50,18 @@ LAYERS = [
     ["training.recipes.pard", "training.recipes.draft", "training.recipes"],
     ["training.options", "training.evaluate", "training.curves", "training.checkpoint"],
     ["training.loop", "training.console"],
-    ["cli"],
+    [
+        "cli.shared",
+        "cli.calling",
+        "cli.demo",
+        "cli.generate",
+        "cli.report",
+        "cli.check",
+        "cli.bench",
+        "cli.data",
+        "cli.train",
+    ],
+    ["cli.publish", "cli", "cli.__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from huggingface_hub import get_session, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from torch import Tensor
 
 # The library's own limit; a longer one is no header.

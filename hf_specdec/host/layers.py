@@ -66,11 +66,11 @@ def tapped(model: Any, taps: Iterable[int]) -> Iterator[dict[int, list[Tensor]]]
             handle.remove()
 
 
-def _keep_input(states: list[Tensor], thread: int, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+def _keep_input(states: list[Tensor], thread: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if threading.get_ident() == thread:
         states.append(args[0] if args else kwargs["hidden_states"])
 
 
-def _keep_output(states: list[Tensor], thread: int, module: Any, args: tuple, output: Any) -> None:
+def _keep_output(states: list[Tensor], thread: int, module: Any, args: tuple[Any, ...], output: Any) -> None:
     if threading.get_ident() == thread:
         states.append(output[0])

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache
-from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
-from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+from transformers.generation.utils import (
+    MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+)
 
 from hf_specdec.host.caches import forgets_nothing, is_fixed, num_slots
 from hf_specdec.host.names import CACHE_NAME
 
 
-def prefill(model: Any, input_ids: Tensor, generation_config: GenerationConfig, kwargs: dict) -> Any:
+def prefill(model: Any, input_ids: Tensor, generation_config: GenerationConfig, kwargs: dict[str, Any]) -> Any:
     """The prompt's pass, exactly as plain `generate` makes it (chunks, embeddings, a cache handed in)."""
     return model._prefill(input_ids, generation_config, kwargs)
 
@@ -77,7 +80,7 @@ def forward(
     position_ids: Tensor | None,
     num_logits: int,
     kwargs: dict[str, Any],
-    call: Callable | None = None,
+    call: Callable[..., Any] | None = None,
 ) -> Any:
     """One pass after the prompt.
 
@@ -113,7 +116,7 @@ def forward(
     return (call or model)(**inputs, return_dict=True)
 
 
-def compiled_call(model: Any, generation_config: GenerationConfig, cache: Any) -> Callable | None:
+def compiled_call(model: Any, generation_config: GenerationConfig, cache: Any) -> Callable[..., Any] | None:
     """The model's compiled pass, if plain `generate` would compile its passes on this cache; else `None`."""
     if not model._valid_auto_compile_criteria({CACHE_NAME: cache}, generation_config):
         return None

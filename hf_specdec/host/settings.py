@@ -20,13 +20,13 @@ _ROWWISE_CRITERIA = {
 }
 
 
-def named_arguments(model: Any, args: tuple) -> dict[str, Any]:
+def named_arguments(model: Any, args: tuple[Any, ...]) -> dict[str, Any]:
     """Positional arguments of `generate` by their names."""
     names = list(inspect.signature(type(model).generate).parameters)[1:]
     return dict(zip(names, args, strict=False))
 
 
-def setting(model: Any, generation_config: GenerationConfig | None, arguments: dict[str, Any]) -> Callable:
+def setting(model: Any, generation_config: GenerationConfig | None, arguments: dict[str, Any]) -> Callable[[str], Any]:
     """How `generate` will read a setting: from its arguments, else the given config, else the model's."""
 
     def read(name: str) -> Any:

@@ -1,0 +1,52 @@
+"""`hf-specdec report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.cli.calling import add_generation, generate, generation_settings, recorded, refuse_homeless
+from hf_specdec.cli.shared import add_assistant, add_model_options, command
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "report", _run_report, "one HTML page of a call: who produced every token, by round")
+    parser.add_argument(
+        "recorded", nargs="?", type=Path, metavar="RUN.json", help="of generate --trace; else give a --prompt"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page (report.html)"
+    )
+    calling = parser.add_argument_group("to make a call now")
+    calling.add_argument("--prompt", action="append", default=[], help='may be repeated, for a batch; "-" reads one')
+    calling.add_argument("--save-run", type=Path, metavar="FILE", help="also write what RUN.json is read from")
+    add_model_options(parser)
+    add_assistant(parser, default="auto")
+    add_generation(parser)
+
+
+def _run_report(arguments: argparse.Namespace) -> None:
+    from hf_specdec.pages import Run, write_page
+
+    if (arguments.recorded is None) == (not arguments.prompt):
+        raise ValueError("give either a RUN.json that was recorded, or a --prompt to make a call with.")
+    for path in filter(None, (arguments.output, arguments.save_run)):
+        refuse_homeless(path)
+    run = _traced(arguments) if arguments.recorded is None else Run.load(arguments.recorded)
+    if arguments.save_run is not None:
+        run.save(arguments.save_run)
+    print(write_page(run, arguments.output))
+
+
+def _traced(arguments: argparse.Namespace) -> Any:
+    """Makes the call that is to be shown."""
+    import hf_specdec
+    from hf_specdec.loading import load_target
+
+    settings = generation_settings(arguments)
+    model, tokenizer = load_target(arguments.target, arguments.dtype, arguments.device)
+    with hf_specdec.trace() as traces:
+        generate(arguments, model, tokenizer, arguments.prompt, settings)
+    return recorded(arguments, model, tokenizer, traces[0])
