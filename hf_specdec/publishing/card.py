@@ -194,12 +194,14 @@ def _section(name: str, writer: str, make: Callable[[Any], list[str]], content: 
 def _bench_section(document: dict[str, Any]) -> list[str]:
     options, where = document["options"], document["environment"]
     asked = next(iter(document["variants"].values()))["total"]["questions"]
+    drafted = options.get("num_draft_tokens")
     text = [
-        "## Measured",
+        "## Measured" + (f", {drafted} drafted tokens a round" if drafted else ""),
         "",
         f"{asked} questions of `{options['questions']}`, temperature {options['temperature']:g}, at most "
         f"{options['max_new_tokens']} new tokens, batch size {options['batch_size']}, {where['dtype']} on "
-        f"{where['cpu'] if where['device'] == 'cpu' else where['device']} ({where['threads']} threads), torch "
+        f"{where['cpu'] if where['device'] == 'cpu' else where['device']} ({where['threads']} "
+        f"thread{'s' if where['threads'] != 1 else ''}), torch "
         f"{where['torch']}, transformers {where['transformers']}.",
         "",
         "| | tokens per target pass | speed-up over plain generation | identical answers |",
