@@ -28,8 +28,6 @@ _SURPRISE = 1.5
 _COPY_SLOPE, _DRAFT_SLOPE = 0.02, 0.1
 # A draft must promise so much more than a round without one: of many estimates the highest is likely to be too high.
 _LEAST_GAIN = 1.05
-# What a row's drafts have done counts after so many expected tokens, and fades by so much in every round.
-_FAITH, _FADING = 2.0, 0.95
 # Rounds that `Keep` remembers, asks before its first verdict and in later trials, and rests.
 _SHORT_MEMORY, _FIRST_TRIAL, _TRIAL = 24, 32, 4
 _SHORTEST_REST, _LONGEST_REST = 8, 64
@@ -75,26 +73,6 @@ class Rate:
         fade = min(1.0, _MEMORY / (self.tries + 1))
         self.hits = self.hits * fade + hit
         self.tries = self.tries * fade + 1
-
-
-class Trust:
-    """How a row's drafts fare compared with what the rates promise, which are those of all rows.
-
-    Some texts are harder to guess than others, and the batch waits for the slowest.
-    """
-
-    def __init__(self) -> None:
-        self.stayed = self.expected = 0.0
-
-    @property
-    def value(self) -> float:
-        """Tokens that stay for every one that is expected to; 1 as long as nothing is known."""
-        return (self.stayed + _FAITH) / (self.expected + _FAITH)
-
-    def add(self, stayed: float, expected: float) -> None:
-        """Counts a round's draft: the tokens that stayed, and how many the rates had promised."""
-        self.stayed = _FADING * self.stayed + stayed
-        self.expected = _FADING * self.expected + expected
 
 
 class Acceptance:

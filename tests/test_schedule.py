@@ -24,7 +24,6 @@ from hf_specdec.schedule import (
     Rate,
     RoundSeconds,
     Trials,
-    Trust,
     best_width,
     copy_confidence,
     expected_tokens,
@@ -62,19 +61,6 @@ def test_a_rate_follows_a_change_however_long_it_was_otherwise():
     for _ in range(32):
         rate.add(True)
     assert rate.value > 0.6
-
-
-def test_trust_follows_what_a_row_keeps_of_what_it_was_promised():
-    trust = Trust()
-    assert trust.value == 1.0
-    trust.add(stayed=0, expected=2.0)
-    assert trust.value == pytest.approx(0.5)
-    for _ in range(100):
-        trust.add(stayed=1, expected=0.8)
-    assert 1.1 < trust.value <= 1.25
-    for _ in range(100):
-        trust.add(stayed=0, expected=0.8)
-    assert trust.value < 0.15
 
 
 def test_rates_are_shared_by_confidence_and_told_apart_by_position():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,18 +17,7 @@ from hf_specdec.accept import Draft
 from hf_specdec.drafters.base import CopySession, DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
 from hf_specdec.paths import chain_of, largest, products, united
-from hf_specdec.schedule import (
-    FREE,
-    PLAIN,
-    Experience,
-    Keep,
-    Load,
-    Rate,
-    Trust,
-    best_width,
-    expected_tokens,
-    row_weights,
-)
+from hf_specdec.schedule import FREE, PLAIN, Experience, Keep, Load, Rate, best_width, expected_tokens, row_weights
 from hf_specdec.state import DecodeState, Outcome
 from hf_specdec.verify import TargetPass
 
@@ -81,13 +69,6 @@ class Offer:
         It is known once asked for: what the rates learn later is for later offers.
         """
         return sorted(self._chances, reverse=True)
-
-    @property
-    def first_step(self) -> float:
-        """Probability that it holds the next token."""
-        if self.parents is None:
-            return self.survival[0]
-        return sum(compress(self._chances, (parent < 0 for parent in self.parents)))
 
     def best(self, width: int) -> Offer:
         """The copy cut down to the tokens that are most likely to stay."""
@@ -239,7 +220,6 @@ class ScheduledSession(DraftSession):
         self.noise_stream = _joint_stream([arm.session.noise_stream for arm in arms])
         self.taps = tuple(sorted({tap for arm in arms for tap in arm.session.taps}))
         self.teaching = dict.fromkeys((arm.name for arm in arms), 0.0)
-        self.trust: defaultdict[int, Trust] = defaultdict(Trust)  # by row
         self.round: _Round | None = None
 
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:
@@ -257,7 +237,7 @@ class ScheduledSession(DraftSession):
         current, self.round = self.round, None
         payer = None
         if current is not None:
-            self._learn(current, state, outcome)
+            self._learn(current, outcome)
             payer = current.plan.payer if current.plan.width > 0 else None
         for arm in self.arms:
             started = time.perf_counter()
@@ -338,11 +318,7 @@ class ScheduledSession(DraftSession):
         """How far to draft, given who drafts."""
         load = _load_of(state)
         going = [not state.finished[row] for row in state.rows]
-        trust = [self.trust[row].value for row in state.rows]
-        survival = [
-            [] if offer is None else [min(1.0, share * chance) for chance in offer.survival]
-            for offer, share in compress(zip(offers, trust, strict=True), going)
-        ]
+        survival = [[] if offer is None else offer.survival for offer in compress(offers, going)]
         tokens = expected_tokens(survival, list(compress(self._weights(state), going)), self.in_lockstep)
         name, longest = (FREE, len(tokens)) if payer is None else (payer.name, payer.longest)
         seconds = self.experience.seconds(name, load, longest)
@@ -402,7 +378,7 @@ class ScheduledSession(DraftSession):
 
     # --- after the round ----------------------------------------------------------------------------------
 
-    def _learn(self, current: _Round, state: DecodeState, outcome: Outcome) -> None:
+    def _learn(self, current: _Round, outcome: Outcome) -> None:
         """Adds the outcome to the experience."""
         plan, width = current.plan, current.width
         texts = [appended[:emitted] for appended, emitted in zip(outcome.appended, outcome.emitted, strict=True)]
@@ -416,23 +392,11 @@ class ScheduledSession(DraftSession):
             seconds = time.perf_counter() - current.started
             self.experience.record_seconds(plan.name, current.load, width, seconds)
             self._learn_worth(current, covered, outcome, seconds)
-        self._learn_trust(plan, state.rows, covered, outcome)
         for place, (held, asked) in enumerate(zip(plan.offers, plan.own_widths, strict=True)):
             if held is not None and asked > 0:
                 _learn_own(held, asked, place, outcome)
                 if outcome.accepted[place] == asked or (held.arm.session.grows_trees and outcome.accepted[place]):
                     self.experience.trials_of(held.arm.name).paid()
-
-    def _learn_trust(self, plan: Plan, rows: list[int], covered: dict[str, list[int]], outcome: Outcome) -> None:
-        """Compares what stayed of every row's draft, or would have of a copy's first token, with what was expected."""
-        for place, (row, offer) in enumerate(zip(rows, plan.offers, strict=True)):
-            if offer is None or outcome.emitted[place] == 0:
-                continue
-            if (num_drafted := outcome.drafted[place]) > 0:
-                self.trust[row].add(outcome.accepted[place], sum(offer.survival[:num_drafted]))
-            elif offer.copied:
-                was_right = any(counts[place] > 0 for counts in covered.values())
-                self.trust[row].add(was_right, offer.first_step)
 
     def _learn_worth(self, current: _Round, covered: dict[str, list[int]], outcome: Outcome, seconds: float) -> None:
         """Compares the share of the tokens that an arm had, and no arm before it, with the time it took."""
