@@ -19,9 +19,11 @@ else:
     def __getattr__(name: str) -> Any:
         """A public name; modules are left to the import that asks for them, perhaps from within the package."""
         is_hidden = name.startswith("_") and name != "__all__"
-        if is_hidden or importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        is_module = name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}") is not None
+        public = None if is_hidden or is_module else importlib.import_module("hf_specdec.public")
+        if not hasattr(public, name):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module("hf_specdec.public"), name)
+        return getattr(public, name)
 
 
 def __dir__() -> list[str]:

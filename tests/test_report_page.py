@@ -361,3 +361,15 @@ def test_refused_tokens_can_be_hidden(browser, shown):
     browser.run("document.getElementById('show-refused').click()")
     assert browser.run(seen) == 0
     assert browser.complaints == []
+
+
+def test_no_file_is_written_over_the_run_it_is_made_of(tmp_path, capsys):
+    same = str(tmp_path / "run.json")
+    (tmp_path / "run.json").write_text("kept")
+    for command in (
+        ["report", same, "--output", same],
+        ["report", "--prompt", "x", "--output", same, "--save-run", same],
+    ):
+        assert main(command) == 2
+        assert "named twice" in capsys.readouterr().err
+    assert (tmp_path / "run.json").read_text() == "kept"

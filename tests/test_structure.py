@@ -132,10 +132,11 @@ import hf_specdec
 from hf_specdec import *
 assert hf_specdec.Suffix is Suffix
 assert set(hf_specdec.__all__) <= set(globals())
+assert not hasattr(hf_specdec, "a.b")
 try:
     hf_specdec.nothing
-except AttributeError:
-    print("missing")
+except AttributeError as error:
+    print(error)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "missing\n"
+    assert found.stdout == "module 'hf_specdec' has no attribute 'nothing'\n"

@@ -32,6 +32,9 @@ def _run_report(arguments: argparse.Namespace) -> None:
 
     if (arguments.recorded is None) == (not arguments.prompt):
         raise ValueError("give either a RUN.json that was recorded, or a --prompt to make a call with.")
+    named = [path.resolve() for path in (arguments.recorded, arguments.output, arguments.save_run) if path is not None]
+    if len(set(named)) < len(named):
+        raise ValueError(f"{arguments.output} is named twice; the page and the recorded run need files of their own.")
     for path in filter(None, (arguments.output, arguments.save_run)):
         refuse_homeless(path)
     run = _traced(arguments) if arguments.recorded is None else Run.load(arguments.recorded)
