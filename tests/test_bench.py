@@ -342,6 +342,33 @@ def test_write_json_replaces_the_whole_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such/result.json", "cannot be written"),
+        (".", "cannot be written"),
+        ("notes.txt", "holds no document of a benchmark"),
+        ("other.json", "holds no document of a benchmark"),
+    ],
+)
+def test_no_other_file_is_overwritten_and_no_folder_made(name, message, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "other.json").write_text('["mine"]')
+    with pytest.raises(ValueError, match=message):
+        run_bench(BenchOptions(questions="none.jsonl"), output=tmp_path / name)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "notes.txt": "mine",
+        "other.json": '["mine"]',
+    }
+
+
+def test_an_earlier_document_is_replaced(tmp_path):
+    for document in ({"variants": {}}, {"settings": []}):
+        write_json(document, tmp_path / "result.json")
+        with pytest.raises(FileNotFoundError, match="none"):  # it gets as far as the questions
+            run_bench(BenchOptions(questions="none.jsonl"), output=tmp_path / "result.json")
+
+
 # --- strategies of the host -------------------------------------------------------------------------------
 
 
