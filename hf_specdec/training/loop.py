@@ -341,6 +341,7 @@ class Training:
         The state is saved at once.
         """
         counted = self._acceptance()
+        is_best = counted.length > self.progress.best
         loss, count = self.progress.loss
         metrics = self._line("evaluation") | {
             "loss": loss / count if count else None,
@@ -348,9 +349,9 @@ class Training:
             "acceptance_by_position": counted.by_position,
             "agreement_by_position": counted.unconditional,
             "counts": asdict(counted),
+            "is_best": is_best,
         }
         self.progress.loss = (0.0, 0)
-        is_best = counted.length > self.progress.best
         self.progress.best = max(self.progress.best, counted.length)
         if self.accelerator.is_main_process:
             if is_best:
@@ -358,13 +359,14 @@ class Training:
             self._write_metrics(metrics)
             self._draw()
             self._write_record()
-        self._report(metrics | {"is_best": is_best})
+        self._report(metrics)
         self.evaluated = time.monotonic()
         self._save()  # a run that goes on from an older state might take a worse drafter for the best
 
     @torch.no_grad()
     def _acceptance(self) -> evaluate.Acceptance:
-        counted = evaluate.Acceptance()
+        nothing = (0,) * self.recipe.depth  # a process may have no text at all, and counts must have one shape
+        counted = evaluate.Acceptance(nothing, nothing, nothing, nothing)
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
         for start in range(0, len(mine), 8):
             agreed = self.recipe.agreement(self.store.texts(mine[start : start + 8]))
@@ -409,7 +411,7 @@ class Training:
     def _draw(self) -> None:
         learned = [entry for entry in read_metrics(self.folder / METRICS_NAME) if entry["loss"] is not None]
         if learned and find_spec("matplotlib") is not None:
-            draw(learned, self.folder / CURVES_NAME, f"{self.options.kind} for {self.options.target or 'demo model'}")
+            draw(learned, self.folder / CURVES_NAME, f"{self.options.kind} for {target_name(self.target)}")
 
     def _write_record(self) -> None:
         record = {"options": asdict(self.options), "recipe": self.recipe.describe(), "target": self.progress.target}
