@@ -22,6 +22,8 @@ from hf_specdec.checkpoints.headers import TensorInfo
 
 # In the order in which they are looked for; an index names several files.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# Settings, weights, tokenizers and chat templates.
+_FETCHED = ("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt")
 
 
 def read_config(location: str) -> dict[str, Any]:
@@ -146,9 +148,7 @@ def snapshot(location: str, revision: str) -> str:
         ValueError: if the repository cannot be reached, or has no such revision.
     """
     try:
-        return snapshot_download(
-            location, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.bin", "*.jinja"]
-        )
+        return snapshot_download(location, revision=revision, allow_patterns=list(_FETCHED))
     except (OSError, ValueError) as error:
         raise ValueError(f"{location} could not be opened at revision {revision!r}: {error}") from error
 
