@@ -36,6 +36,7 @@ from hf_specdec.accept import Draft
 from hf_specdec.checks.bench import clock, read_questions
 from hf_specdec.drafters import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.scheduled import scheduled
+from hf_specdec.files import write_text
 from hf_specdec.loading import encode, load_target
 from hf_specdec.recycling import likeliest
 from hf_specdec.scorer import Scorer
@@ -140,7 +141,7 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
     """What a file holds, made and written if there is none."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(make()))
+        write_text(path, json.dumps(make()))
     return json.loads(path.read_text())
 
 

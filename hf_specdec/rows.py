@@ -47,7 +47,10 @@ def parsed(row: Any) -> dict[str, Any]:
         ValueError: if it is a line that holds no JSON object.
     """
     if isinstance(row, str):
-        row = json.loads(row)
+        try:
+            row = json.loads(row)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
     if not isinstance(row, dict):
         raise ValueError("expected an object")
     return row

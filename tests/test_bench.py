@@ -22,6 +22,7 @@ from hf_specdec.checks.bench import (
     BenchOptions,
     Question,
     combinations,
+    publish,
     read_questions,
     rotated,
     run_bench,
@@ -360,6 +361,12 @@ def test_no_other_file_is_overwritten_and_no_folder_made(name, message, tmp_path
         "notes.txt": "mine",
         "other.json": '["mine"]',
     }
+
+
+def test_what_was_measured_is_printed_even_if_it_cannot_be_written(tmp_path, capsys):
+    with pytest.raises(OSError, match="No such file"):
+        publish({"a": 1}, tmp_path / "none" / "result.json")
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
 def test_an_earlier_document_is_replaced(tmp_path):

@@ -358,6 +358,13 @@ def test_everything_that_a_user_says_is_held_out(row, tmp_path):
     assert HeldOut(path).refuses(HELD_OUT) and HeldOut(path).refuses("so")
 
 
+def test_a_line_without_a_bottom_is_a_broken_one(tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("[" * 100_000 + "\n" + json.dumps({"prompt": HELD_OUT}) + "\n")
+    assert len(read_prompts(str(path))) == 1
+    assert "line 1: it is nested too deeply" in capsys.readouterr().err
+
+
 def test_files_of_other_systems_may_begin_with_a_mark(tmp_path, capsys):
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": HELD_OUT}), encoding="utf-8-sig")
@@ -531,6 +538,13 @@ def test_held_out_prompts_are_not_written_either(files, monkeypatch):
     monkeypatch.setattr(PromptWriter, "write", lambda self, count, seed, passages: texts if seed.endswith(" 0") else [])
     _, examples = made(options_for(files, prompts=None))
     assert len(examples) == 1
+
+
+def test_a_damaged_record_is_named(files):
+    made(options_for(files, tokens=90))
+    (files / "data" / "data.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"data\.json: A target's fingerprint has"):
+        made(options_for(files))
 
 
 def test_other_targets_and_tokenizers_do_not_share_a_folder(files):

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import hf_specdec
 from hf_specdec import DraftModel, Eagle, ParallelDraft, PromptLookup, Suffix, load_drafter
 from hf_specdec.checkpoints import recognise
+from hf_specdec.checkpoints.files import snapshot
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.cli import main
 from hf_specdec.fingerprints import TargetFingerprint
@@ -340,6 +341,16 @@ def test_revisions(eagle, target, hub, tmp_path):
         load_drafter("org/head@next", target, revision="main")
     with pytest.raises(ValueError, match="is a folder, which has no revisions"):
         load_drafter(str(tmp_path), target, revision="main")
+
+
+def test_a_revision_brings_its_tokenizer_along(eagle, target, hub, tmp_path):
+    """In one file or in parts, as slow tokenizers are written."""
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    names = {"tokenizer.model", "vocab.txt", "merges.txt", "chat_template.jinja"}
+    for name in names:
+        (folder / name).write_text("x")
+    hub.add("org/head", folder)
+    assert names <= {path.name for path in Path(snapshot("org/head", "main")).iterdir()}
 
 
 def test_private_repositories_want_a_token(eagle, target, hub, monkeypatch):

@@ -167,6 +167,13 @@ def test_curves_name_no_folder_of_this_machine(places, tmp_path, monkeypatch):
     assert set(titles) == {f"eagle3 for {Path(places[1]).name}"}
 
 
+def test_a_single_process_asks_no_device_for_the_time(places, tmp_path):
+    """Some have no numbers of 64 bits; "meta" has no numbers at all."""
+    training = Training(options(*places, str(tmp_path), max_steps=3), lambda _: None)
+    training.accelerator = SimpleNamespace(num_processes=1, device=torch.device("meta"), is_main_process=True)
+    assert not training._is_over() and training._least(7) == 7 and training._is_due(0.0, 0.0, None)
+
+
 def test_a_process_without_a_held_out_text_counts_nothing(places, tmp_path):
     """Counts of all processes are added, so they must have one shape."""
     training = Training(replace(options(*places, str(tmp_path)), num_held_out=1), lambda _: None)
@@ -455,6 +462,7 @@ def test_broken_lines_are_shown_and_the_rest_is_learned(places, tmp_path, capsys
         (["eagle3", "--depth", "0"], "depth=0"),
         (["eagle3", "--coverage", "2"], "coverage=2.0"),
         (["draft", "--num-layers", "99"], "num_layers=99"),
+        (["eagle3", "--num-layers", "2"], "num_layers=2: eagle3 learns one layer"),
     ],
 )
 def test_wrong_options_are_one_clear_line(arguments, message, places, tmp_path, capsys):

@@ -43,10 +43,10 @@ def settings_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def publish(document: dict[str, Any], output: Path | None = None) -> None:
-    """Prints a document as one line, the last of a benchmark, and keeps it in a file if one is named."""
+    """Prints a document as one line, the last of a benchmark, then keeps it in a file if one is named."""
+    print(json.dumps(document), flush=True)
     if output is not None:
         write_json(document, output)
-    print(json.dumps(document))
 
 
 def environment(model: PreTrainedModel) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.cli.calling import add_generation, generate, generation_settings, recorded
-from hf_specdec.cli.shared import add_assistant, add_model_options, command
+from hf_specdec.cli.shared import add_assistant, add_model_options, command, told
 
 # What `hf-specdec report` reads itself; all else is about a call that is to be made.
 _OF_THE_PAGE = {"command", "recorded", "output", "save_run"}
@@ -28,7 +28,6 @@ def add(commands: Any) -> None:
     add_model_options(parser)
     add_assistant(parser, default="auto")
     add_generation(parser)
-    parser.set_defaults(parser=parser)
 
 
 def _run_report(arguments: argparse.Namespace) -> None:
@@ -51,8 +50,7 @@ def _run_report(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_options_of_a_call(arguments: argparse.Namespace) -> None:
-    told = [name for name, value in vars(arguments).items() if value != arguments.parser.get_default(name)]
-    if unused := [f"--{name.replace('_', '-')}" for name in told if name not in _OF_THE_PAGE]:
+    if unused := [option for name, option in told(arguments).items() if name not in _OF_THE_PAGE]:
         raise ValueError(
             f"{arguments.recorded} holds a call that was made already, so {', '.join(unused)} would say nothing. Leave "
             "that out, or give a --prompt instead of the file."

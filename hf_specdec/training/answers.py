@@ -342,7 +342,10 @@ class DataMaker:
             write_record(self.options.output, own)  # before there is any answer that might be taken for another's
             return own
         found = read_record(self.options.output)
-        made_for = TargetFingerprint.from_dict(found.get("target_fingerprint"))
+        try:
+            made_for = TargetFingerprint.from_dict(found.get("target_fingerprint"))
+        except ValueError as error:
+            raise ValueError(f"{self.options.output / RECORD_NAME}: {error}") from error
         difference = made_for.difference(TargetFingerprint.of(self.model))
         if found.get("tokenizer_fingerprint") != own["tokenizer_fingerprint"]:
             difference = "the tokenizer is another one"

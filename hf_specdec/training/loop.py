@@ -269,15 +269,13 @@ class Training:
 
     def _is_over(self) -> bool:
         """Whether any process has reached a limit; all learn at the rate of the one that is furthest."""
-        fraction = torch.tensor([self._fraction()], dtype=torch.float64, device=self.accelerator.device)
-        self.fraction = float(self.accelerator.gather(fraction).max())
+        self.fraction = float(self._gathered(torch.tensor([self._fraction()], dtype=torch.float64)).max())
         return self.fraction >= 1
 
     def _is_due(self, since: float, seconds: float, steps: int | None) -> bool:
         if steps is not None:
             return self.progress.step % steps == 0
-        is_due = torch.tensor([float(time.monotonic() - since >= seconds)], device=self.accelerator.device)
-        return bool(self.accelerator.reduce(is_due, "sum") > 0)
+        return bool(self._summed(torch.tensor([float(time.monotonic() - since >= seconds)])) > 0)
 
     def _step(self, batches: Sequence[tuple[int, list[Example]]]) -> None:
         """One step of the optimisers over some batches, which the processes share."""
@@ -319,7 +317,13 @@ class Training:
 
     def _least(self, count: int) -> int:
         """The least count of all processes."""
-        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).min())
+        return int(self._gathered(torch.tensor([count])).min())
+
+    def _gathered(self, values: Tensor) -> Tensor:
+        """The values of all processes, one behind the other."""
+        if self.accelerator.num_processes == 1:  # not every device has numbers of 64 bits
+            return values
+        return self.accelerator.gather(values.to(self.accelerator.device))
 
     def _summed(self, values: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:
