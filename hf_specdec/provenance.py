@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,8 +23,8 @@ from hf_specdec.vocabulary import tokenizer_fingerprint
 
 KEY = "hf_specdec"
 _SETTINGS = "config.json"
-# What is looked for when weights are opened; an index leads to files of other names.
-_WEIGHTS = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}
+# Names of files with weights: one of all, or parts and their index.
+_WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 logger = logging.get_logger(__name__)
 
@@ -160,8 +161,9 @@ def filling(folder: Path) -> Iterator[Path]:
         written = {path.name for path in part.iterdir()}
         for name in sorted(written - {_SETTINGS}):
             os.replace(part / name, folder / name)
-        if written.intersection(_WEIGHTS):
-            for name in _WEIGHTS - written:
-                (folder / name).unlink(missing_ok=True)
+        if any(map(_WEIGHTS.fullmatch, written)):
+            for path in folder.iterdir():
+                if _WEIGHTS.fullmatch(path.name) and path.name not in written:
+                    path.unlink()
         if _SETTINGS in written:
             os.replace(part / _SETTINGS, folder / _SETTINGS)

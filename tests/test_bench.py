@@ -31,7 +31,7 @@ from hf_specdec.checks.bench import (
 )
 from hf_specdec.checks.report import Batch, Run, Turn, first_difference, overhead_share, summary, typical
 from hf_specdec.checks.resuming import Kept
-from hf_specdec.checks.tables import profile_table, setting_title
+from hf_specdec.checks.tables import profile_table, setting_title, table
 from hf_specdec.heads import EagleHead
 from hf_specdec.loading import load_model
 from hf_specdec.schedule import Load
@@ -374,6 +374,18 @@ def test_an_earlier_document_is_replaced(tmp_path):
         write_json(document, tmp_path / "result.json")
         with pytest.raises(FileNotFoundError, match="none"):  # it gets as far as the questions
             run_bench(BenchOptions(questions="none.jsonl"), output=tmp_path / "result.json")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_categories_are_shown_as_they_are_called(folders, is_terminal):
+    """What stands in brackets is no markup."""
+    question = Question(1, "[/math]", ("How many?",))
+    console = Console(file=io.StringIO(), width=200, force_terminal=is_terminal, color_system=None)
+    document = Bench(options(folders[2], folders[0], variants=("plain",))).document([question], console)
+    assert "[/math]" in console.file.getvalue()
+    shown = Console(file=io.StringIO(), width=200)
+    shown.print(table(document))
+    assert "[/math]" in shown.file.getvalue()
 
 
 # --- strategies of the host -------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def read_config(location: str) -> dict[str, Any]:
     path = fetch(location, "config.json")
     if path is None:
         raise ValueError(f"{location} has no config.json.")
-    return _read_json(path)
+    return read_json(path)
 
 
 def weight_files(location: str) -> list[Path]:
@@ -153,7 +153,12 @@ def snapshot(location: str, revision: str) -> str:
         raise ValueError(f"{location} could not be opened at revision {revision!r}: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ValueError: if it holds something else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -164,7 +169,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _shard_names(index: Path) -> list[str]:
-    names = _read_json(index).get("weight_map")
+    names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise ValueError(f"{index} has no weight_map.")
     for name in names.values():

@@ -117,7 +117,7 @@ class Bench:
                 if keep is not None:
                     keep(number, batches[-1])
                 if console is not None and not console.is_terminal:
-                    console.print(f"{number + 1}/{len(groups)} {group[0].category}")  # a log shows no bar
+                    console.print(f"{number + 1}/{len(groups)} {group[0].category}", markup=False)  # a log shows no bar
         return batches
 
     def ask(self, name: str, group: list[Question], max_new_tokens: int, turns: str) -> Run:
@@ -288,7 +288,7 @@ def _batch_entry(batch: Batch) -> dict[str, Any]:
 
 def _progress(console: Console | None) -> Any:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -74,11 +74,11 @@ class Facts:
                 f"{folder}/config.json does not say what the drafter was made for; write it with save_pretrained or "
                 "hf-specdec train, or give the folder a README.md of your own."
             )
-        training = _json(folder / "training.json") if (folder / "training.json").is_file() else {}
+        training = files.read_json(folder / "training.json") if (folder / "training.json").is_file() else {}
         log = folder / "metrics.jsonl"
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
         benches, checks = (
-            {p.name: _json(p) for p in sorted(folder.glob(name))} for name in ("bench*.json", "check*.json")
+            {p.name: files.read_json(p) for p in sorted(folder.glob(name))} for name in ("bench*.json", "check*.json")
         )
         try:
             metrics = [json.loads(line) for line in lines if line.strip()]
@@ -259,13 +259,3 @@ def _kept(metrics: list[dict[str, Any]]) -> dict[str, Any]:
 def _check_section(report: dict[str, Any]) -> list[str]:
     lines = [f"- {found['level']}: {found['topic']}: {found['found']}" for found in report["findings"]]
     return ["## Checked", "", f"`hf-specdec check` says: {report['level']}.", "", *lines, ""]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}; an object was expected.")
-    return found
