@@ -131,6 +131,8 @@ def test_demo_compares_all_prompts(tmp_path):
         (["generate", "--prompt", "x", "--verification", "none"], "verification='none' is unknown"),
         (["demo", "--max-new-tokens", "0"], "max_new_tokens=0"),
         (["bench", "--questions", "no-such-file"], "no-such-file"),
+        (["bench", "--questions", "no-such-file", "--plots", __file__], "is a file; name a folder"),
+        (["check", "x/y", "suffix", "--device", "cpu"], "--device says how to measure; give --measure too"),
         (["bench", "--questions", "x", "--variants", "magic"], "variant 'magic' is unknown"),
         (["bench", "--questions", "x", "--variants", "host-prompt-lookup", "--batch-size", "2"], "batch_size=2"),
     ],

@@ -58,7 +58,6 @@ def _run_bench(arguments: argparse.Namespace) -> None:
 
     from hf_specdec.checks.bench import BenchOptions, combinations, publish, run_bench
     from hf_specdec.checks.plots import draw_plots
-    from hf_specdec.pictures import require_matplotlib
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -67,8 +66,17 @@ def _run_bench(arguments: argparse.Namespace) -> None:
     told = {several.get(name, name): getattr(arguments, name) for name in BenchOptions.__dataclass_fields__}
     settings = combinations(**told | {"targets": arguments.target or [None]})
     if arguments.plots is not None:
-        require_matplotlib()  # before the run, which may be long
+        _refuse_plots(arguments.plots)
     document = run_bench(settings, console, arguments.output, arguments.profile)
+    publish(document)
     if arguments.plots is not None:
         draw_plots(document, arguments.plots, console)
-    publish(document)
+
+
+def _refuse_plots(folder: Path) -> None:
+    """Raises `ValueError` before a run, which may be long, if nothing could be drawn behind it."""
+    from hf_specdec.pictures import require_matplotlib
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--plots {folder} is a file; name a folder.")
+    require_matplotlib()
