@@ -25,6 +25,7 @@ class Outcome:
         finished: whether the row has ended, in this round or before.
         positions: for every new token the position of the target's pass that it follows, counted from 0, the row's last
             token. `None` if the draft was a chain: 0, 1, 2, ... in every row.
+        judged: if the draft was a tree, at how many of these positions drafted tokens were judged; else `None`.
     """
 
     appended: list[list[int]]
@@ -33,6 +34,7 @@ class Outcome:
     accepted: list[int]
     finished: list[bool]
     positions: list[list[int]] | None = None
+    judged: list[int] | None = None
 
 
 class DecodeState:
@@ -42,6 +44,9 @@ class DecodeState:
         input_ids: prompts, padded on the left, shape (B, P).
         attention_mask: 1 for prompt tokens and 0 for padding, shape (B, >= P); `None` without padding.
         fill: id that stands behind the end of finished rows.
+
+    Raises:
+        ValueError: if the mask does not cover the prompts.
 
     Attributes:
         sequences: prompt, output and, behind a row's end, its current draft; shape (B, capacity).
@@ -175,6 +180,11 @@ class DecodeState:
 def _prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     if attention_mask is None:
         return None
+    if len(attention_mask) != len(input_ids) or attention_mask.shape[1] < input_ids.shape[1]:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, and the prompts have {tuple(input_ids.shape)}: "
+            "it must say of each of their tokens whether it counts."
+        )
     return attention_mask[:, attention_mask.shape[1] - input_ids.shape[1] :].to(input_ids.device, torch.bool)
 
 
