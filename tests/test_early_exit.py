@@ -527,6 +527,12 @@ def test_the_best_exit_is_where_the_idle_layers_begin(is_enabled):
     assert set(estimate.speedups) == set(range(1, 8))
 
 
+@pytest.mark.parametrize("given", [{"num_draft_tokens": 0}, {"max_new_tokens": 0}, {"input_ids": prompts(1)[0][0]}])
+def test_an_estimate_checks_its_arguments(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        best_exit_layer(**({"model": tiny(), "input_ids": prompts(1)[0]} | given))
+
+
 def test_the_halves_make_a_whole():
     """Without a cache, and for every exit: the rest behind the first layers is the model."""
     for family in ("llama", "gemma3", "gpt2", "bloom"):

@@ -15,6 +15,7 @@ from hf_specdec.drafters.base import DraftContext, DraftSession, WeightedDrafter
 from hf_specdec.drafters.draft_model import SharedVocabulary, refuse_unknown_vocabulary
 from hf_specdec.drafters.drawing import Drawing, chain
 from hf_specdec.drafters.head_reader import HeadSession, refuse_target
+from hf_specdec.drafters.translation import refuse_tokenizer
 from hf_specdec.heads import EagleHead
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions, check_count
@@ -58,6 +59,9 @@ class ParallelDraft(WeightedDrafter):
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
         self.model = model
+        for given in (tokenizer, target_tokenizer):
+            if given is not None:
+                refuse_tokenizer(given)
         if isinstance(model, EagleHead):
             mask_token_id = _mask_of_head(model, mask_token_id)
             if tokenizer is not None or target_tokenizer is not None:
@@ -93,6 +97,7 @@ class ParallelDraft(WeightedDrafter):
             model: Any = self.model
             refuse_unknown_vocabulary(model, target, _SHOW_ONE)
         elif tokenizer is not self._agrees_with:
+            refuse_tokenizer(tokenizer)
             if different := differing_tokens(self.tokenizer, tokenizer):
                 raise ValueError(
                     f"The drafter's tokenizer and the target's differ in {len(different)} tokens, for example "
