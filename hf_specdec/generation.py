@@ -410,6 +410,7 @@ def _check_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
     prompt = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if prompt is not None:
         _refuse_prompt(prompt, kwargs)
+        _refuse_mask(prompt, kwargs.get("attention_mask"))
     read = host.setting(target, kwargs.get("generation_config"), kwargs)
     is_synced = host.is_synced(target, kwargs.get("synced_gpus"))
     _refuse(target, drafter, read, kwargs.get("tokenizer"), is_synced)
@@ -428,6 +429,16 @@ def _refuse_prompt(prompt: Any, arguments: dict[str, Any]) -> None:
         )
     if prompt.shape[-1] == 0 and arguments.get("inputs_embeds") is None:
         raise ValueError("The prompt is empty; pass at least one token (for example the BOS token).")
+
+
+def _refuse_mask(prompt: Tensor, mask: Any) -> None:
+    if prompt.is_floating_point() or not isinstance(mask, Tensor) or mask.dim() != 2:
+        return  # not of ids, or of a kind that the model judges
+    if len(mask) != len(prompt) or mask.shape[1] < prompt.shape[1]:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, and the prompts have {tuple(prompt.shape)}: it must say of "
+            "each of their tokens whether it counts. Pass the mask that the tokenizer returned with them."
+        )
 
 
 def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any, is_synced: bool) -> None:

@@ -45,9 +45,6 @@ class DecodeState:
         attention_mask: 1 for prompt tokens and 0 for padding, shape (B, >= P); `None` without padding.
         fill: id that stands behind the end of finished rows.
 
-    Raises:
-        ValueError: if the mask does not cover the prompts.
-
     Attributes:
         sequences: prompt, output and, behind a row's end, its current draft; shape (B, capacity).
         lengths: tokens of every row, left padding included (plain `generate` counts them alike).
@@ -180,11 +177,6 @@ class DecodeState:
 def _prompt_mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     if attention_mask is None:
         return None
-    if len(attention_mask) != len(input_ids) or attention_mask.shape[1] < input_ids.shape[1]:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, and the prompts have {tuple(input_ids.shape)}: "
-            "it must say of each of their tokens whether it counts."
-        )
     return attention_mask[:, attention_mask.shape[1] - input_ids.shape[1] :].to(input_ids.device, torch.bool)
 
 

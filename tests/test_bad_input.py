@@ -345,7 +345,8 @@ def test_prompts_that_are_no_batch(target, shape):
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 12)])
 def test_masks_that_do_not_cover_the_prompts(target, shape):
-    message = refusal(target, prompts(3)[0], attention_mask=torch.ones(shape, dtype=torch.long), assistant="ngram")
+    for mask in (torch.ones(shape, dtype=torch.long), torch.arange(shape[1]).clamp(max=1).expand(shape)):
+        message = refusal(target, prompts(3)[0], attention_mask=mask, assistant="ngram")
     assert f"attention_mask has shape {shape}" in message and "(3, 12)" in message
 
 
