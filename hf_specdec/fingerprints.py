@@ -79,8 +79,9 @@ def _signs(weight: Tensor) -> str:
     is_readable = weight.device.type != "meta" and weight.is_floating_point() and weight.dim() == 2 and weight.numel()
     if not is_readable:
         return ""
-    rows = torch.linspace(0, weight.shape[0] - 1, _NUM_ROWS).long()
-    columns = torch.linspace(0, weight.shape[1] - 1, _NUM_COLUMNS).long()
+    # On one device always: others may round to a neighbour.
+    rows = torch.linspace(0, weight.shape[0] - 1, _NUM_ROWS, device="cpu").long()
+    columns = torch.linspace(0, weight.shape[1] - 1, _NUM_COLUMNS, device="cpu").long()
     sample = weight.detach()[rows.to(weight.device)][:, columns.to(weight.device)]
     bits = "".join("1" if positive else "0" for positive in (sample > 0).flatten().tolist())
     return f"{int(bits, 2):0{len(bits) // 4}x}"
