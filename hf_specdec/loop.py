@@ -232,7 +232,7 @@ class SpeculativeLoop:
         self.stats.target_passes += 1
         arms = draft.arms or [None] * len(self.state.rows)
         names = [name or self.drafter.name for name in arms]
-        judged = outcome.judged or [None] * len(self.state.rows)
+        judged: list[int] | list[None] = outcome.judged or [None] * len(self.state.rows)
         counts = zip(outcome.drafted, outcome.accepted, outcome.emitted, names, judged, strict=True)
         for row, of_row in zip(self.state.rows, counts, strict=True):
             if not self.state.finished[row]:

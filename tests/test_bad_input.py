@@ -8,6 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
     BatchEncoding,
     BertConfig,
     BertModel,
@@ -24,7 +26,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 import hf_specdec
-from hf_specdec import DraftModel, DraftVocabularyLogitsProcessor, PromptLookup, host
+from hf_specdec import DraftModel, DraftVocabularyLogitsProcessor, ParallelDraft, PromptLookup, host
 from tests.models import jittered, prompts, tiny
 
 CACHE = host.CACHE_NAME
@@ -513,6 +515,18 @@ def test_a_drafter_with_fewer_positions_than_the_target(target, num_rows):
     ids, mask = prompts(num_rows)
     given = GREEDY | {"attention_mask": mask, "max_new_tokens": 25}
     drafter = DraftModel(small)
+    assert torch.equal(target.generate(ids, assistant=drafter, **given), target.generate(ids, assistant=False, **given))
+    assert drafter.stats.drafted > 0
+
+
+@pytest.mark.parametrize("kind", [DraftModel, lambda model: ParallelDraft(model, 3)], ids=["draft", "parallel"])
+def test_a_drafter_that_counts_padding_among_its_few_positions(kind):
+    target, (ids, mask) = hf_specdec.enable(tiny("mpt")), prompts(3)
+    ids[0, :6] = mask[0, :6] = 0  # every row is padded
+    sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    config = BartConfig(vocab_size=64, max_position_embeddings=20, is_decoder=True, is_encoder_decoder=False, **sizes)
+    drafter = kind(BartForCausalLM(config).eval())
+    given = GREEDY | {"attention_mask": mask, "max_new_tokens": 16}
     assert torch.equal(target.generate(ids, assistant=drafter, **given), target.generate(ids, assistant=False, **given))
     assert drafter.stats.drafted > 0
 
