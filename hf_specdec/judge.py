@@ -69,7 +69,7 @@ class Judge:
         lengths, accepted = [row[0] for row in read], [row[1] for row in read]
         _refuse_unsound(lengths)
         _refuse_lawless([row[2 + n] for row, n in zip(read, accepted, strict=True)])
-        appended, finished, positions, judged = [], [], [], []
+        appended, finished, positions = [], [], []
         for place, (row, numbers) in enumerate(zip(state.rows, read, strict=True)):
             new, path = numbers[2 : 3 + accepted[place]], numbers[3 + draft.width : 3 + 2 * draft.width]
             follows = [0, *(path[: accepted[place]] if path else range(1, accepted[place] + 1))]
@@ -78,11 +78,11 @@ class Judge:
             appended.append(new[:count])
             positions.append(follows[:count])
             finished.append(ends)
-            judged.append(min(count, accepted[place] + numbers[-1]))  # of a tree
         emitted = [len(tokens) for tokens in appended]
         kept = list(map(min, accepted, emitted))
         if draft.parents is None:
             return Outcome(appended, emitted, lengths, kept, finished)
+        judged = [min(count, n + row[-1]) for count, n, row in zip(emitted, accepted, read, strict=True)]
         return Outcome(appended, emitted, lengths, kept, finished, positions, judged)
 
     def step_by_step(

@@ -137,7 +137,7 @@ class Trace:
             ValueError: if the call had no such row.
         """
         if row not in range(len(self.prompts)):
-            raise ValueError(f"row={row!r}: the call had {len(self.prompts)} rows, counted from 0.")
+            raise ValueError(f"row={row!r}: rows of the call are counted from 0 to {len(self.prompts) - 1}.")
         return [token for turn in self.rounds for part in turn.rows if part.row == row for token in part.emitted]
 
     def stats(self, arm: str | None = None) -> SpecStats:

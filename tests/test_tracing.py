@@ -138,7 +138,7 @@ def test_drafters_and_rows_that_the_call_did_not_have_are_refused():
         with pytest.raises(ValueError, match="arm='suffixx' drafted nothing in this call; known are y, z"):
             ask("suffixx")
     for row in (1, -1):
-        with pytest.raises(ValueError, match=f"row={row}: the call had 1 rows"):
+        with pytest.raises(ValueError, match=f"row={row}: rows of the call are counted from 0 to 0"):
             trace.tokens(row)
 
 
