@@ -27,4 +27,6 @@ else:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *importlib.import_module("hf_specdec.public").__all__})
+    """The public names, and what every module has; not what this file imports."""
+    own = [name for name in globals() if name.startswith("__")]
+    return sorted({*own, *importlib.import_module("hf_specdec.public").__all__})

@@ -37,6 +37,11 @@ class Verdict(NamedTuple):
     next_tokens: Tensor
     path: Tensor
 
+    @property
+    def ends(self) -> Tensor:
+        """The position of the pass that the target's own token follows, shape (B,)."""
+        return _ends(self.path, self.accepted)
+
     def where(self, rows: Tensor, other: Verdict) -> Verdict:
         """This verdict in some rows (B,), another one in the rest."""
         return Verdict(
@@ -163,6 +168,10 @@ class Draft:
             seen = (seen @ seen).clamp(max=1)
         return seen > 0
 
+    def goes_on_behind(self, positions: Tensor) -> Tensor:
+        """Whether any drafted token follows one position of the pass in every row; bool, (B,) to (B,)."""
+        return ((self.known_parents() + 1 == positions[:, None]) & self.valid).any(dim=1)
+
     def at(self, index: int) -> Draft:
         """The draft of one position alone, shape (B, 1): what step-by-step acceptance judges."""
         if index >= self.width:
@@ -212,8 +221,13 @@ def _matched_in_tree(draft: Draft, choices: Tensor) -> Verdict:
     stays = draft.unbroken((draft.tokens == choices.gather(1, draft.parents + 1)) & draft.valid)
     accepted = stays.sum(dim=1)
     path = torch.argsort(~stays, dim=1, stable=True)  # what is followed comes first
+    return Verdict(accepted, choices.gather(1, _ends(path, accepted)[:, None])[:, 0], path)
+
+
+def _ends(path: Tensor, accepted: Tensor) -> Tensor:
+    """The position of the pass behind the first `accepted` (B,) tokens of every path (B, N); shape (B,)."""
     positions = torch.nn.functional.pad(path + 1, (1, 0))  # of the last token and of those that stay
-    return Verdict(accepted, choices.gather(1, positions.gather(1, accepted[:, None]))[:, 0], path)
+    return positions.gather(1, accepted[:, None])[:, 0]
 
 
 def token_rule(draft: Draft, target_probs: Tensor) -> Thresholds:

@@ -36,9 +36,17 @@ def as_candidate_generator(
         logits_processor: of the call; the drafter applies the stateless ones.
         options: options of the call.
 
+    Returns:
+        What the host's loop asks for candidates, in one call.
+
     Raises:
-        ValueError: if the drafter cannot serve the target.
+        ValueError: if it is no drafter, or cannot serve the target.
     """
+    if not isinstance(drafter, Drafter):
+        raise ValueError(
+            f"drafter= must be a drafter such as Suffix(), not {type(drafter).__name__}; a model becomes one by "
+            "DraftModel(model)."
+        )
     if any(arm.reads_states for arm in drafter.arms):
         raise ValueError(
             f"{drafter.name} drafts from the target's hidden states, which the host's own loop does not hand out. Use "

@@ -81,7 +81,7 @@ def _signs(weight: Tensor) -> str:
     is_readable = weight.device.type != "meta" and weight.is_floating_point() and weight.dim() == 2 and weight.numel()
     if not is_readable:
         return ""
-    # In so many digits whatever the default dtype is: the same places in every process.
+    # In so many digits and on one device, whatever the defaults are: the same places in every process.
     rows, columns = (
         torch.linspace(0, size - 1, count, dtype=torch.float32, device="cpu").long().to(weight.device)
         for size, count in zip(weight.shape, (_NUM_ROWS, _NUM_COLUMNS), strict=True)

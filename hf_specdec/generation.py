@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,12 +68,22 @@ def enable(model: Any, assistant: Any = None, **options: Any) -> Any:
 
 
 def disable(model: Any) -> Any:
-    """Gives the model back its own `generate`; does nothing to a model that was never enabled."""
+    """Gives a model back its own `generate`; does nothing to one that was never enabled.
+
+    Args:
+        model: as it was given to `enable`.
+
+    Returns:
+        The model.
+    """
     if hasattr(model, "_orig_mod"):
         disable(model._orig_mod)
         return model
-    attachment = model.__dict__.pop(_ATTRIBUTE, None)
-    if attachment is not None and attachment.is_enabled:
+    attachment = _attached_to(model)
+    if attachment is None:
+        return model
+    del model.__dict__[_ATTRIBUTE]
+    if attachment.is_enabled:
         model.__dict__.pop("generate", None)
         if attachment.previous is not None:
             model.__dict__["generate"] = attachment.previous
@@ -80,8 +91,18 @@ def disable(model: Any) -> Any:
 
 
 def last_stats(model: Any) -> SpecStats | None:
-    """Statistics of an enabled model's last call; `None` before the first one or if it was plain."""
-    attachment = getattr(model, "_orig_mod", model).__dict__.get(_ATTRIBUTE)
+    """Statistics of a model's last call.
+
+    Args:
+        model: an enabled model, or one that `hf_specdec.generate` was called with.
+
+    Returns:
+        The statistics; `None` before the first call, or if it was plain.
+
+    Raises:
+        ValueError: if it is neither. (`speculate` leaves nothing on the model: read `assistant.stats`.)
+    """
+    attachment = _attached_to(getattr(model, "_orig_mod", model))
     if attachment is None:
         raise ValueError("This model is not enabled; call hf_specdec.enable(model) first, or read assistant.stats.")
     return attachment.last_stats
@@ -99,8 +120,11 @@ def speculate(assistant: Any, **options: Any) -> Speculate:
         assistant: as in `enable`.
         **options: see `SpeculationOptions`.
 
+    Returns:
+        What `custom_generate=` takes, for one call or several.
+
     Raises:
-        ValueError: if an option is unknown or out of range.
+        ValueError: if an option is unknown or out of range. What the assistant is, is found out when it is called.
     """
     taken = take_options(options)
     if options:
@@ -159,7 +183,7 @@ class Speculate:
         is_synced = host.is_synced(model, self.synced_gpus)
         if not self.is_checked:
             _refuse(model, drafter, host.setting(model, generation_config, {}), None, is_synced)
-        _refuse_empty(input_ids, model_kwargs)
+        _refuse_prompt(input_ids, model_kwargs)
         encoder_inputs = inputs_tensor if model.config.is_encoder_decoder else None
         request = Request(
             input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, encoder_inputs
@@ -210,11 +234,12 @@ class _Attachment:
 
     def resolve(self, assistant: Any, target: PreTrainedModel) -> Drafter:
         """The drafter an assistant stands for; what was opened by name is opened once."""
-        if not isinstance(assistant, str):
+        if not isinstance(assistant, str | os.PathLike):
             return resolve_assistant(assistant, target)
-        if assistant not in self.resolved:
-            self.resolved[assistant] = resolve_assistant(assistant, target)
-        return self.resolved[assistant]
+        name = os.fspath(assistant)
+        if name not in self.resolved:
+            self.resolved[name] = resolve_assistant(name, target)
+        return self.resolved[name]
 
     def record(self, stats: SpecStats) -> None:
         """Remembers the statistics of the last call."""
@@ -242,6 +267,8 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
     assistant = getattr(assistant, "_orig_mod", assistant)
     if isinstance(assistant, PreTrainedModel):
         return DraftModel(assistant)
+    if isinstance(assistant, os.PathLike):
+        assistant = os.fspath(assistant)
     if not isinstance(assistant, str):
         raise ValueError(
             f"assistant= must be a drafter, a transformers model, a name ({', '.join(NAMED)}), a folder or a Hub id, "
@@ -265,10 +292,14 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     leaves its own `generate` as it is; `last_stats` tells of such a call too.
 
     Args:
+        self: the target.
         *args: as in `transformers.GenerationMixin.generate`.
         assistant: a drafter, a smaller model, a name, a folder or a Hub id; `False` switches the default off.
         **kwargs: options (`SpeculationOptions`, `num_assistant_tokens`) and the host's arguments; `tokenizer` and
             `assistant_tokenizer` tell how the tokens of a draft model relate to the target's.
+
+    Returns:
+        What `transformers.GenerationMixin.generate` returns: ids (B, longest), or its output object.
 
     Raises:
         ValueError: for what cannot be served exactly; the message says why and what to do.
@@ -302,12 +333,17 @@ def generate(self: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any
     return plain(**kwargs) if streamer is None else plain(streamer=streamer, **kwargs)
 
 
+def _attached_to(model: Any) -> _Attachment | None:
+    """What `enable`, or an earlier call of `hf_specdec.generate`, has left on a model."""
+    return getattr(model, "__dict__", {}).get(_ATTRIBUTE)
+
+
 def _attachment_of(model: Any) -> _Attachment:
-    """What `enable`, or an earlier call of `hf_specdec.generate`, has left on a model; new on its first call."""
-    if _ATTRIBUTE not in model.__dict__:
+    """What is left on a model; new on the first call of `hf_specdec.generate` with it."""
+    if (attachment := _attached_to(model)) is None:
         host.refuse_target(_core_model(model))
-        model.__dict__[_ATTRIBUTE] = _Attachment(previous=None)
-    return model.__dict__[_ATTRIBUTE]
+        attachment = model.__dict__[_ATTRIBUTE] = _Attachment(previous=None)
+    return attachment
 
 
 def _refuse_options_alone(attachment: _Attachment, kwargs: dict[str, Any]) -> None:
@@ -373,15 +409,36 @@ def _check_call(target: Any, drafter: Drafter, kwargs: dict[str, Any]) -> None:
             raise ValueError(f"assistant= and {name}= both say how to decode; pass one of the two.")
     prompt = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if prompt is not None:
-        _refuse_empty(prompt, kwargs)
+        _refuse_prompt(prompt, kwargs)
+        _refuse_mask(prompt, kwargs.get("attention_mask"))
     read = host.setting(target, kwargs.get("generation_config"), kwargs)
     is_synced = host.is_synced(target, kwargs.get("synced_gpus"))
     _refuse(target, drafter, read, kwargs.get("tokenizer"), is_synced)
 
 
-def _refuse_empty(prompt: Tensor, arguments: dict[str, Any]) -> None:
+def _refuse_prompt(prompt: Any, arguments: dict[str, Any]) -> None:
+    if not isinstance(prompt, Tensor):
+        raise ValueError(
+            f"The prompt must be a tensor of token ids, not {type(prompt).__name__}. Hand over what a tokenizer "
+            'returns by its names: generate(**tokenizer(text, return_tensors="pt"), ...).'
+        )
+    if not prompt.is_floating_point() and prompt.dim() != 2:
+        raise ValueError(
+            f"The prompt has shape {tuple(prompt.shape)}; ids of shape (texts, tokens) were expected. Of one text, "
+            "ids[None] is such a batch."
+        )
     if prompt.shape[-1] == 0 and arguments.get("inputs_embeds") is None:
         raise ValueError("The prompt is empty; pass at least one token (for example the BOS token).")
+
+
+def _refuse_mask(prompt: Tensor, mask: Any) -> None:
+    if prompt.is_floating_point() or not isinstance(mask, Tensor) or mask.dim() != 2:
+        return  # not of ids, or of a kind that the model judges
+    if len(mask) != len(prompt) or mask.shape[1] < prompt.shape[1]:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, and the prompts have {tuple(prompt.shape)}: it must say of "
+            "each of their tokens whether it counts. Pass the mask that the tokenizer returned with them."
+        )
 
 
 def _refuse(target: Any, drafter: Drafter, read: Callable[[str], Any], tokenizer: Any, is_synced: bool) -> None:

@@ -39,13 +39,12 @@ class Halves:
 
     def __init__(self, model: Any, exit_layer: int):
         layers, head = list(host.decoder_layers(model)), model.get_output_embeddings()
-        last = layers[exit_layer - 1]
-        self.exit_layer, self.vocabulary = exit_layer, host.vocabulary_size(model)
-        self.handed_on: list[Any] = []
-        skipped = {layer: _stand_in(layer, self._skip) for layer in layers[exit_layer:]}
-        self.first = _view(model, {last: _stand_in(last, functools.partial(self._leave, last))} | skipped)
-        self.lead = self.first if head is None else _view(self.first, {head: _stand_in(head, self._hush)})
-        self.rest = _view(model, {layer: _stand_in(layer, self._enter) for layer in layers[:exit_layer]})
+        last, hush = layers[exit_layer - 1], functools.partial(_hush, host.vocabulary_size(model))
+        self.exit_layer, self._between = exit_layer, _Between()
+        skipped = {layer: _stand_in(layer, self._between.skip) for layer in layers[exit_layer:]}
+        self.first = _view(model, {last: _stand_in(last, functools.partial(self._between.leave, last))} | skipped)
+        self.lead = self.first if head is None else _view(self.first, {head: _stand_in(head, hush)})
+        self.rest = _view(model, {layer: _stand_in(layer, self._between.enter) for layer in layers[:exit_layer]})
 
     def check(self, shapes: list[torch.Size]) -> None:
         """Raises `ValueError` unless `rest` can go on from the passes that were made.
@@ -53,8 +52,9 @@ class Halves:
         Args:
             shapes: of the tokens of every pass, (B, W).
         """
-        is_once = len(self.handed_on) == len(shapes)
-        if not is_once or not all(_is_states(out, shape) for out, shape in zip(self.handed_on, shapes, strict=True)):
+        outputs = self._between.outputs
+        is_once = len(outputs) == len(shapes)
+        if not is_once or not all(_is_states(out, shape) for out, shape in zip(outputs, shapes, strict=True)):
             raise ValueError(
                 f"{type(self.first).__name__} runs its layers more than once in a pass, or they hand on more than "
                 "states to each other, so it cannot be run in part. Use another drafter than EarlyExit."
@@ -62,22 +62,38 @@ class Halves:
 
     def forget(self) -> None:
         """Drops what the first layers have handed on."""
-        self.handed_on = []
+        self._between.outputs = []
 
-    def _leave(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self.handed_on.append(layer(*args, **kwargs))
-        return self.handed_on[-1]
 
-    def _skip(self, *args: Any, **kwargs: Any) -> Any:
-        return self.handed_on[-1]
+class _Between:
+    """What the first layers hand on to the rest.
 
-    def _enter(self, *args: Any, **kwargs: Any) -> Any:
-        if len(self.handed_on) > 1:
-            self.handed_on = [_joined(self.handed_on)]
-        return self.handed_on[0]
+    The stand-ins hold this and not the halves, which hold them: in a cycle the model's weights would outlive the call
+    until the garbage collector comes by.
+    """
 
-    def _hush(self, states: Tensor) -> Tensor:
-        return states.new_zeros(*states.shape[:-1], self.vocabulary)
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+
+    def leave(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """In place of the last of the first layers: keeps what it says."""
+        self.outputs.append(layer(*args, **kwargs))
+        return self.outputs[-1]
+
+    def skip(self, *args: Any, **kwargs: Any) -> Any:
+        """In place of a layer behind it: changes nothing."""
+        return self.outputs[-1]
+
+    def enter(self, *args: Any, **kwargs: Any) -> Any:
+        """In place of a layer that has been run: what all of them said."""
+        if len(self.outputs) > 1:
+            self.outputs = [_joined(self.outputs)]
+        return self.outputs[0]
+
+
+def _hush(vocabulary: int, states: Tensor) -> Tensor:
+    """In place of the head: zeros for logits."""
+    return states.new_zeros(*states.shape[:-1], vocabulary)
 
 
 def _is_states(output: Any, shape: torch.Size) -> bool:

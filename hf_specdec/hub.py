@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
 
 
 def load_drafter(
-    location: str,
+    location: str | os.PathLike[str],
     target: PreTrainedModel,
     taps: tuple[int, ...] | None = None,
     tree: DraftTree | None = None,
@@ -63,7 +64,9 @@ def load_drafter(
     Raises:
         ValueError: if it is no known or supported drafter, was made for another target, or has no use for an option.
     """
-    location = _at_revision(location, revision)
+    if not isinstance(location, str | os.PathLike):
+        raise ValueError(f"location={location!r} must be a folder or a Hub id, not {type(location).__name__}.")
+    location = _at_revision(os.fspath(location), revision)
     dialect = recognise(location)
     if (provenance := Provenance.read(read_config(location), location)) is not None:
         provenance.check(target, location)

@@ -8,7 +8,7 @@ advance in lockstep, by as many tokens as the row that is refused first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,19 +55,23 @@ class Judge:
         state.write(tokens)
         read = torch.cat([draft.lengths[:, None], verdict.accepted[:, None], tokens], dim=1)
         if draft.parents is not None:
-            read = torch.cat([read, verdict.path + 1], dim=1)
+            goes_on = draft.goes_on_behind(verdict.ends)
+            read = torch.cat([read, verdict.path + 1, goes_on[:, None]], dim=1)
         return self._outcome(state, draft, target_pass, scores, read.tolist())
 
     def _outcome(
         self, state: DecodeState, draft: Draft, target_pass: TargetPass, scores: Tensor, read: list[list[int]]
     ) -> Outcome:
-        """What stopping leaves of a verdict: of every row its draft's length, tokens that stay, new tokens, path."""
+        """What stopping leaves of a verdict.
+
+        Of every row its draft's length, tokens that stay, new tokens; in a tree also the path, and whether it goes on.
+        """
         lengths, accepted = [row[0] for row in read], [row[1] for row in read]
         _refuse_unsound(lengths)
         _refuse_lawless([row[2 + n] for row, n in zip(read, accepted, strict=True)])
         appended, finished, positions = [], [], []
         for place, (row, numbers) in enumerate(zip(state.rows, read, strict=True)):
-            new, path = numbers[2 : 3 + accepted[place]], numbers[3 + draft.width :]
+            new, path = numbers[2 : 3 + accepted[place]], numbers[3 + draft.width : 3 + 2 * draft.width]
             follows = [0, *(path[: accepted[place]] if path else range(1, accepted[place] + 1))]
             count, ends = self._cut(state, row, new, scores[place], follows)
             self.recorder.record(row, place, follows[:count], target_pass, scores[place])
@@ -76,7 +80,10 @@ class Judge:
             finished.append(ends)
         emitted = [len(tokens) for tokens in appended]
         kept = list(map(min, accepted, emitted))
-        return Outcome(appended, emitted, lengths, kept, finished, None if draft.parents is None else positions)
+        if draft.parents is None:
+            return Outcome(appended, emitted, lengths, kept, finished)
+        judged = [min(count, n + row[-1]) for count, n, row in zip(emitted, accepted, read, strict=True)]
+        return Outcome(appended, emitted, lengths, kept, finished, positions, judged)
 
     def step_by_step(
         self, state: DecodeState, draft: Draft, target_pass: TargetPass, noise: RoundNoise | None
@@ -88,7 +95,9 @@ class Judge:
         for offset in range(draft.width + 1):
             scores = self.scorer.at_one_position(target_pass.logits[rows, position], state, offset)  # (B, V)
             step = self._one_step(draft, scores, noise, offset, position)
-            drafted, kept, tokens, follows = torch.stack([draft.lengths, step.accepted, step.tokens, position]).tolist()
+            goes_on = draft.goes_on_behind(position).long()
+            read = torch.stack([draft.lengths, step.accepted, step.tokens, position, goes_on]).tolist()
+            drafted, kept, tokens, follows, is_judged = read
             tokens = columns.filled(tokens)
             _refuse_unsound(drafted)
             _refuse_lawless(tokens)
@@ -97,7 +106,7 @@ class Judge:
                 self.recorder.record_one(row, row, follows[row], target_pass, scores[row])
             recorded = self.recorder.columns() if self.stopping.others else None
             ended = self.stopping.column(state, offset, tokens, recorded)
-            if not columns.append(tokens, kept, follows, ended):
+            if not columns.append(tokens, kept, follows, is_judged, ended):
                 break
             # Only rows that have ended go on without a match: over filling, column by column.
             position = torch.where(step.accepted > 0, step.position, (position + 1).clamp(max=draft.width))
@@ -173,12 +182,15 @@ class _Columns:
         self.emitted = [0] * len(self.finished)
         self.accepted = [0] * len(self.finished)
         self.positions: list[list[int]] = [[] for _ in self.finished]
+        self.judged = [0] * len(self.finished)
 
     def filled(self, tokens: list[int]) -> list[int]:
         """A column in which finished rows hold filling."""
         return [self.fill if done else token for token, done in zip(tokens, self.finished, strict=True)]
 
-    def append(self, tokens: list[int], kept: list[int], follows: list[int], ended: list[bool]) -> bool:
+    def append(
+        self, tokens: list[int], kept: list[int], follows: list[int], is_judged: list[int], ended: list[bool]
+    ) -> bool:
         """Adds a column; whether another may follow: some row is unfinished, and all that were have kept their draft.
 
         A row that ends with a token of the target's own has not been read to its end: the next pass begins there.
@@ -187,6 +199,7 @@ class _Columns:
             tokens: one a row.
             kept: whether it was drafted.
             follows: the position of the pass that it follows.
+            is_judged: whether anything was drafted there.
             ended: whether the row ends with it.
         """
         kept_all = True
@@ -197,11 +210,12 @@ class _Columns:
                 continue
             self.emitted[row] += 1
             self.accepted[row] += kept[row]
+            self.judged[row] += is_judged[row]
             self.finished[row] = ended[row]
             kept_all = kept_all and bool(kept[row])
         return kept_all and not all(self.finished)
 
     def outcome(self, drafted: list[int], is_tree: bool) -> Outcome:
         """The round's outcome, given how many tokens were drafted for every row."""
-        positions = self.positions if is_tree else None
-        return Outcome(self.appended, self.emitted, drafted, self.accepted, self.finished, positions)
+        outcome = Outcome(self.appended, self.emitted, drafted, self.accepted, self.finished)
+        return replace(outcome, positions=self.positions, judged=self.judged) if is_tree else outcome

@@ -232,10 +232,11 @@ class SpeculativeLoop:
         self.stats.target_passes += 1
         arms = draft.arms or [None] * len(self.state.rows)
         names = [name or self.drafter.name for name in arms]
-        counts = zip(self.state.rows, outcome.drafted, outcome.accepted, outcome.emitted, names, strict=True)
-        for row, drafted, accepted, emitted, name in counts:
+        judged: list[int] | list[None] = outcome.judged or [None] * len(self.state.rows)
+        counts = zip(outcome.drafted, outcome.accepted, outcome.emitted, names, judged, strict=True)
+        for row, of_row in zip(self.state.rows, counts, strict=True):
             if not self.state.finished[row]:
-                self.stats.record_row(drafted, accepted, emitted, name)
+                self.stats.record_row(*of_row)
         self.tracer.record(self.state, draft, outcome, names)
 
     def _drop_finished_rows(self) -> None:

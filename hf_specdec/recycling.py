@@ -98,6 +98,7 @@ class SuccessorTable:
         with torch.inference_mode(False):  # it outlives the call
             entries = torch.zeros(vocabulary + 1, 2, min(top_k, vocabulary), dtype=torch.int32, device=device)
         self._hold(entries)
+        self._num_readers = 0
         self._lock = threading.Lock()
 
     def _hold(self, entries: Tensor) -> None:
@@ -115,6 +116,12 @@ class SuccessorTable:
     def num_bytes(self) -> int:
         """Memory that is held."""
         return self.entries.numel() * self.entries.element_size()
+
+    def next_reader(self) -> int:
+        """A number that none of those had who have read the table, or taught it; from 0."""
+        with self._lock:
+            self._num_readers += 1
+            return self._num_readers - 1
 
     def move(self, device: torch.device) -> None:
         """Brings the table to a device; nothing happens if it is there."""

@@ -82,9 +82,14 @@ class RowRound:
             return CORRECTION
         return BONUS if self.drafted else PLAIN
 
+    @property
+    def num_judged(self) -> int:
+        """Positions at which a drafted token was judged: those that stayed, and one that was refused."""
+        return len(self.kept) + (self.last == CORRECTION)
+
     def count(self, stats: SpecStats) -> None:
         """Adds the row's round to statistics."""
-        stats.record_row(len(self.drafted), len(self.kept), len(self.emitted), self.arm or "")
+        stats.record_row(len(self.drafted), len(self.kept), len(self.emitted), self.arm or "", self.num_judged)
 
 
 @dataclass(frozen=True)
@@ -126,11 +131,26 @@ class Trace:
         return list(dict.fromkeys(part.arm for turn in self.rounds for part in turn.rows if part.arm is not None))
 
     def tokens(self, row: int) -> list[int]:
-        """What a row gained, all rounds together."""
+        """What a row gained, all rounds together.
+
+        Raises:
+            ValueError: if the call had no such row.
+        """
+        if row not in range(len(self.prompts)):
+            raise ValueError(f"row={row!r}: rows of the call are counted from 0 to {len(self.prompts) - 1}.")
         return [token for turn in self.rounds for part in turn.rows if part.row == row for token in part.emitted]
 
     def stats(self, arm: str | None = None) -> SpecStats:
-        """The call's statistics, counted from its rounds; of one drafter's rounds alone, without seconds."""
+        """The call's statistics, counted from its rounds.
+
+        Args:
+            arm: of the rounds of this drafter alone, without seconds; `None` for all.
+
+        Raises:
+            ValueError: if no drafter of this name drafted.
+        """
+        if arm is not None:
+            self._refuse_unknown(arm)
         stats = SpecStats(calls=1)
         for turn in self.rounds:
             parts = [part for part in turn.rows if arm in (None, part.arm)]
@@ -144,18 +164,30 @@ class Trace:
     def by_depth(self, arm: str) -> tuple[list[int], list[int], list[int]]:
         """A drafter's rounds by depth in the draft, which in a chain is the position, from 0.
 
+        Args:
+            arm: the drafter's name.
+
         Returns:
             Rounds whose drafts went so deep; of those, rounds in which all before it stayed and a token there was
             judged; and rounds in which one stayed.
+
+        Raises:
+            ValueError: if no drafter of this name drafted.
         """
+        self._refuse_unknown(arm)
         parts = [part for turn in self.rounds for part in turn.rows if part.arm == arm]
         depths = range(max((part.depth for part in parts), default=0))
-        judged = [len(part.kept) + (part.last == CORRECTION) for part in parts]
+        judged = [part.num_judged for part in parts]
         return (
             [sum(part.depth > depth for part in parts) for depth in depths],
             [sum(count > depth for count in judged) for depth in depths],
             [sum(len(part.kept) > depth for part in parts) for depth in depths],
         )
+
+    def _refuse_unknown(self, arm: str) -> None:
+        known = list(dict.fromkeys([*self.arms, self.assistant]))  # whose name it has even if it never drafted
+        if arm not in known:
+            raise ValueError(f"arm={arm!r} drafted nothing in this call; known are {', '.join(known)}.")
 
     def to_dict(self) -> dict[str, Any]:
         """The trace, ready for JSON."""

@@ -25,6 +25,7 @@ class Outcome:
         finished: whether the row has ended, in this round or before.
         positions: for every new token the position of the target's pass that it follows, counted from 0, the row's last
             token. `None` if the draft was a chain: 0, 1, 2, ... in every row.
+        judged: if the draft was a tree, at how many of these positions drafted tokens were judged; else `None`.
     """
 
     appended: list[list[int]]
@@ -33,6 +34,7 @@ class Outcome:
     accepted: list[int]
     finished: list[bool]
     positions: list[list[int]] | None = None
+    judged: list[int] | None = None
 
 
 class DecodeState:

@@ -32,8 +32,9 @@ class SpecStats:
         emitted: tokens emitted, drafted or not.
         calls: `generate` calls; where one of them decodes several texts (Whisper, long audio), each counts.
         target_passes: forward passes of the target, each over all unfinished rows.
-        drafted_at: rounds that drafted a token at position i (from 0).
-        tested_at: of those, the rounds in which all earlier positions were accepted and this one was judged.
+        drafted_at: rounds that drafted a token at position i (from 0); of a tree, more than i tokens.
+        tested_at: of those, the rounds in which all earlier positions were accepted and a token at this one was judged.
+            Where a path of a tree was accepted to its leaf, nothing was drafted behind it, so nothing was judged there.
         accepted_at: rounds in which positions 0..i were accepted in a row.
         drafted_by: tokens drafted by each drafter, by name.
         accepted_by: of those, the tokens that were emitted; all others came from the target itself.
@@ -56,8 +57,18 @@ class SpecStats:
     accepted_by: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
-    def record_row(self, drafted: int, accepted: int, emitted: int, drafter: str) -> None:
-        """Adds one row's round: `accepted` of the drafter's `drafted` tokens were emitted, `emitted` tokens in all."""
+    def record_row(self, drafted: int, accepted: int, emitted: int, drafter: str, judged: int | None = None) -> None:
+        """Adds one row's round.
+
+        Args:
+            drafted: tokens that were drafted.
+            accepted: how many of them were emitted.
+            emitted: tokens in all.
+            drafter: whose draft it was.
+            judged: positions at which a drafted token was judged; `None` for a chain: every emitted token was, and
+                behind the last one nothing (an end, or a cut in lockstep).
+        """
+        judged = min(drafted, emitted) if judged is None else judged
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -71,8 +82,7 @@ class SpecStats:
             counts.extend([0] * missing)
         for position in range(drafted):
             self.drafted_at[position] += 1
-            # Every emitted token was judged; behind the last one nothing was (an end, or a cut in lockstep).
-            self.tested_at[position] += position < emitted
+            self.tested_at[position] += position < judged
             self.accepted_at[position] += position < accepted
 
     @contextmanager

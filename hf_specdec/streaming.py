@@ -29,7 +29,8 @@ class Stream:
         unfinished = [n for n, done in zip(state.lengths, state.finished, strict=True) if not done]
         ready = min(unfinished) if unfinished else max(state.lengths)
         for position in range(self.num_put, ready):
-            self.streamer.put(torch.tensor([_token(state, row, position) for row in range(state.num_rows)]))
+            column = [_token(state, row, position) for row in range(state.num_rows)]
+            self.streamer.put(torch.tensor(column, device="cpu"))  # as in plain, wherever the model is
         self.num_put = max(self.num_put, ready)
 
 

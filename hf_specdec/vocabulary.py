@@ -22,12 +22,15 @@ class DraftVocabularyLogitsProcessor(LogitsProcessor):
         allowed: ids that may be drafted, shape (K,), or a boolean mask over the drafter's vocabulary.
 
     Raises:
-        ValueError: if no id is allowed, or an id is negative.
+        ValueError: if they are no ids, none is allowed, or one is negative.
     """
 
     reads_scores_only = True
 
     def __init__(self, allowed: Tensor):
+        if not isinstance(allowed, Tensor) or allowed.dim() != 1 or allowed.is_floating_point():
+            shown = f"{allowed.dtype} of shape {tuple(allowed.shape)}" if isinstance(allowed, Tensor) else repr(allowed)
+            raise ValueError(f"allowed must be a tensor of ids (K,) or a mask over all ids (V,), not {shown:.80}.")
         ids = allowed.nonzero()[:, 0] if allowed.dtype == torch.bool else allowed.unique()
         if len(ids) == 0:
             raise ValueError("No id is allowed in the draft; pass at least one id of the target's vocabulary.")
@@ -37,8 +40,12 @@ class DraftVocabularyLogitsProcessor(LogitsProcessor):
 
     @classmethod
     def below(cls, limit: int) -> DraftVocabularyLogitsProcessor:
-        """Allows all ids smaller than `limit`: what a padded output layer needs."""
-        return cls(torch.arange(limit))
+        """Allows all ids smaller than `limit`: what a padded output layer needs.
+
+        Raises:
+            ValueError: if that is none.
+        """
+        return cls(torch.arange(max(0, limit)))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores (B, V) with minus infinity outside the allowed ids, log-normalised inside them."""

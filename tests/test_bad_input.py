@@ -8,6 +8,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
+    BatchEncoding,
     BertConfig,
     BertModel,
     DynamicCache,
@@ -23,7 +26,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 import hf_specdec
-from hf_specdec import DraftModel, DraftVocabularyLogitsProcessor, PromptLookup, host
+from hf_specdec import DraftModel, DraftVocabularyLogitsProcessor, ParallelDraft, PromptLookup, host
 from tests.models import jittered, prompts, tiny
 
 CACHE = host.CACHE_NAME
@@ -142,6 +145,11 @@ def test_things_that_are_no_models():
             hf_specdec.enable(thing)
     with pytest.raises(ValueError, match="Linear"):
         DraftModel(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="str cannot generate text"):
+        hf_specdec.generate("gpt2", assistant="suffix")
+    with pytest.raises(ValueError, match="not enabled"):
+        hf_specdec.last_stats("gpt2")
+    assert hf_specdec.disable("gpt2") == "gpt2"
 
 
 # --- vocabularies -----------------------------------------------------------------------------------------
@@ -214,6 +222,17 @@ def test_one_tokenizer_with_differently_padded_heads(drafter_size, do_sample, nu
 def test_draft_vocabularies_that_make_no_sense(allowed):
     with pytest.raises(ValueError, match="id"):
         DraftVocabularyLogitsProcessor(torch.tensor(allowed, dtype=torch.long))
+
+
+@pytest.mark.parametrize("allowed", [[3, 4], torch.ones(2, 3, dtype=torch.bool), torch.rand(3), 5], ids=repr)
+def test_draft_vocabularies_that_are_no_ids(allowed):
+    with pytest.raises(ValueError, match="allowed must be a tensor of ids"):
+        DraftVocabularyLogitsProcessor(allowed)
+
+
+def test_a_draft_vocabulary_below_nothing():
+    with pytest.raises(ValueError, match="No id is allowed"):
+        DraftVocabularyLogitsProcessor.below(-1)
 
 
 def test_a_draft_vocabulary_beyond_the_scores():
@@ -312,6 +331,25 @@ def test_stop_strings_without_a_tokenizer(target):
 def test_empty_prompts(target, num_rows):
     message = refusal(target, ids=torch.empty(num_rows, 0, dtype=torch.long), assistant=PromptLookup())
     assert "empty" in message
+
+
+@pytest.mark.parametrize("prompt", ["text", [[3, 4]], BatchEncoding({"input_ids": torch.tensor([[3, 4]])})], ids=type)
+def test_prompts_that_are_no_tensors(target, prompt):
+    message = refusal(target, prompt, assistant="ngram")
+    assert f"not {type(prompt).__name__}" in message and "generate(**tokenizer(" in message
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 1, 4)])
+def test_prompts_that_are_no_batch(target, shape):
+    message = refusal(target, torch.full(shape, 5), assistant="ngram")
+    assert str(shape) in message and "ids[None]" in message
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 12)])
+def test_masks_that_do_not_cover_the_prompts(target, shape):
+    for mask in (torch.ones(shape, dtype=torch.long), torch.arange(shape[1]).clamp(max=1).expand(shape)):
+        message = refusal(target, prompts(3)[0], attention_mask=mask, assistant="ngram")
+    assert f"attention_mask has shape {shape}" in message and "(3, 12)" in message
 
 
 def test_no_prompt_at_all_starts_from_the_first_token_as_in_plain(target):
@@ -477,6 +515,18 @@ def test_a_drafter_with_fewer_positions_than_the_target(target, num_rows):
     ids, mask = prompts(num_rows)
     given = GREEDY | {"attention_mask": mask, "max_new_tokens": 25}
     drafter = DraftModel(small)
+    assert torch.equal(target.generate(ids, assistant=drafter, **given), target.generate(ids, assistant=False, **given))
+    assert drafter.stats.drafted > 0
+
+
+@pytest.mark.parametrize("kind", [DraftModel, lambda model: ParallelDraft(model, 3)], ids=["draft", "parallel"])
+def test_a_drafter_that_counts_padding_among_its_few_positions(kind):
+    target, (ids, mask) = hf_specdec.enable(tiny("mpt")), prompts(3)
+    ids[0, :6] = mask[0, :6] = 0  # every row is padded
+    sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    config = BartConfig(vocab_size=64, max_position_embeddings=20, is_decoder=True, is_encoder_decoder=False, **sizes)
+    drafter = kind(BartForCausalLM(config).eval())
+    given = GREEDY | {"attention_mask": mask, "max_new_tokens": 16}
     assert torch.equal(target.generate(ids, assistant=drafter, **given), target.generate(ids, assistant=False, **given))
     assert drafter.stats.drafted > 0
 

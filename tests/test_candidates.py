@@ -65,3 +65,9 @@ def test_drafters_that_read_the_targets_states_are_refused():
     target = tiny()
     with pytest.raises(ValueError, match="hidden states"):
         as_candidate_generator(Eagle(initialised(eagle_config(taps=(0, 1, 2)))), target, target.generation_config)
+
+
+@pytest.mark.parametrize("given", ["suffix", tiny()], ids=["name", "model"])
+def test_what_is_no_drafter_is_refused(given):
+    with pytest.raises(ValueError, match=f"must be a drafter such as .*, not {type(given).__name__}"):
+        as_candidate_generator(given, tiny(), tiny().generation_config)

@@ -484,6 +484,14 @@ def test_copies_and_pickles_draft_the_same(name, target):
         assert torch.equal(plain, texts(target, again, 3)[1])
 
 
+def test_a_parallel_model_takes_tokenizers_alone(target):
+    for given in ("tokenizer", "target_tokenizer"):
+        with pytest.raises(ValueError, match="must be Transformers tokenizers, not str"):
+            ParallelDraft(target, 3, **{given: "org/name"})
+    with pytest.raises(ValueError, match="must be Transformers tokenizers, not str"):
+        target.generate(prompts(1)[0], assistant=ParallelDraft(target, 3, tokenizer=trained_tokenizer()), tokenizer="a")
+
+
 def test_a_parallel_model_shares_the_targets_vocabulary(target):
     other = tiny(vocab=72)
     with pytest.raises(ValueError, match=r"scores 72 ids and the target 64.*ParallelDraft\(model, tokenizer="):

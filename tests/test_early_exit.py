@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -525,6 +527,26 @@ def test_the_best_exit_is_where_the_idle_layers_begin(is_enabled):
     assert estimate.best == 2
     assert estimate.speedups[2] > 1 > estimate.speedups[1]
     assert set(estimate.speedups) == set(range(1, 8))
+
+
+@pytest.mark.parametrize("given", [{"num_draft_tokens": 0}, {"max_new_tokens": 0}, {"input_ids": prompts(1)[0][0]}])
+def test_an_estimate_checks_its_arguments(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        best_exit_layer(**({"model": tiny(), "input_ids": prompts(1)[0]} | given))
+
+
+def test_a_call_keeps_nothing_of_the_model():
+    """Whoever deletes a model has its memory back at once, without the garbage collector."""
+    target, drafter = tiny(num_hidden_layers=4), EarlyExit(1)
+    gc.disable()
+    try:
+        hf_specdec.generate(target, prompts(1)[0], assistant=drafter, max_new_tokens=8)
+        weights = [weakref.ref(weight) for weight in target.parameters()]
+        assert drafter.stats.drafted > 0
+        del target
+        assert not any(weight() is not None for weight in weights)
+    finally:
+        gc.enable()
 
 
 def test_the_halves_make_a_whole():

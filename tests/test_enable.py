@@ -339,6 +339,8 @@ def test_one_call_of_a_model_that_is_not_enabled(assistant):
         assert torch.equal(hf_specdec.generate(model, IDS, assistant=assistant, **GREEDY), plain)
     assert "generate" not in vars(model)
     assert (hf_specdec.last_stats(model) is not None) == (assistant == "suffix")
+    hf_specdec.generate(model, IDS, assistant=False, **GREEDY)
+    assert hf_specdec.last_stats(model) is None
     assert torch.equal(hf_specdec.enable(model).generate(IDS, assistant="suffix", **GREEDY), plain)
     hf_specdec.generate(model, IDS, assistant="suffix", **GREEDY)
     assert "generate" not in vars(hf_specdec.disable(model))
@@ -398,6 +400,11 @@ def test_a_folder_is_opened_as_a_draft_model(tmp_path):
     jittered(tiny()).save_pretrained(tmp_path)
     plain = model.generate(IDS, **GREEDY)
     assert torch.equal(model.generate(IDS, assistant=str(tmp_path), **GREEDY), plain)
+    assert torch.equal(model.generate(IDS, assistant=tmp_path, **GREEDY), plain)
+    assert isinstance(hf_specdec.load_drafter(tmp_path, model), DraftModel)
+    for location, word in ((tmp_path / "none", "none"), (3, "int")):
+        with pytest.raises(ValueError, match=word):
+            hf_specdec.load_drafter(location, model)
     assert hf_specdec.last_stats(model).accepted > 0
 
 

@@ -125,6 +125,16 @@ def test_identity_where_lengths_follow_the_record(num_rows):
         assert torch.equal(plain, target.generate(ids, assistant=assistant, **kwargs))
 
 
+def test_texts_are_found_wherever_tensors_are_made_by_default():
+    """As under `torch.set_default_device("cuda")`: what the host sends must begin on the host."""
+    target = hf_specdec.enable(tiny())
+    ids, mask = prompts(3)
+    given = {"attention_mask": mask, "max_new_tokens": 8, "eos_token_id": None}
+    with torch.device("meta"):
+        out = target.generate(ids, assistant=PromptLookup(on_device=True), **given)
+    assert torch.equal(out, target.generate(ids, assistant=False, **given))
+
+
 def test_tokens_that_were_promised_and_not_found_count_as_refused():
     from hf_specdec.drafters.scheduled import scheduled
     from hf_specdec.schedule import Experience

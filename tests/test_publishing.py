@@ -230,6 +230,12 @@ def test_a_damaged_fingerprint_is_named(signs, eagle, target, tmp_path):
         load_drafter(str(path.parent), target)
 
 
+def test_fingerprints_do_not_depend_on_the_default_device(target):
+    with torch.device("meta"):
+        found = TargetFingerprint.of(target)
+    assert found == TargetFingerprint.of(target)
+
+
 def test_weights_that_lie_elsewhere_are_not_compared(target, tokenizer):
     own = TargetFingerprint.of(target)
     with torch.device("meta"):

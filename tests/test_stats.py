@@ -36,6 +36,14 @@ def test_rates_follow_their_definitions():
     assert stats.cumulative_acceptance_by_position == [2 / 3, 1 / 2, 1 / 2]
 
 
+def test_behind_the_leaf_of_a_tree_nothing_was_judged():
+    stats = SpecStats()
+    stats.record_row(drafted=4, accepted=2, emitted=3, drafter="x", judged=2)  # both tokens of a path of two
+    stats.record_row(drafted=4, accepted=1, emitted=2, drafter="x", judged=2)  # what followed the first was refused
+    assert (stats.tested_at, stats.accepted_at) == ([2, 2, 0, 0], [2, 1, 0, 0])
+    assert stats.acceptance_by_position == [1.0, 0.5, None, None]
+
+
 def test_nothing_drafted_divides_nothing_by_zero():
     stats = SpecStats()
     assert (stats.acceptance_rate, stats.mean_acceptance_length, stats.coverage) == (None, None, None)

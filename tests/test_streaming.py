@@ -93,6 +93,13 @@ def test_puts_are_those_of_plain(target, drafters, drafter, num_rows, lockstep):
     assert torch.tensor(ours.events[1:-1]).T.tolist() == ids[:, 12:].tolist()
 
 
+def test_what_is_put_lies_on_the_host_whatever_the_default_device(target, drafters):
+    given = batch(2)
+    with torch.device("meta"):
+        (plain, _), (ours, _) = (streamed(target, a, **given) for a in (False, drafters["lookup"]))
+    assert ours.events == plain.events and ours.kinds == plain.kinds == {(torch.long, "cpu")}
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("row", [0, 1, 2])
 @pytest.mark.parametrize("pad", [0, 5])

@@ -124,6 +124,11 @@ def test_importing_the_package_loads_nothing_heavy():
     assert found.stdout.split() == ["set()", "True"]
 
 
+def test_the_package_lists_its_public_names_and_no_others():
+    listed = [name for name in dir(hf_specdec) if not name.startswith("__")]
+    assert listed == sorted(hf_specdec.__all__)
+
+
 def test_names_are_found_wherever_one_begins():
     code = """
 from hf_specdec.drafters import Suffix

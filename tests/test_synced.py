@@ -11,7 +11,7 @@ import torch
 from transformers import StaticCache
 
 import hf_specdec
-from hf_specdec import DraftModel, host
+from hf_specdec import Auto, DraftModel, EarlyExit, PromptLookup, host
 from tests.models import jittered, prompts, tiny
 from tests.synced_worker import CASES
 
@@ -58,6 +58,10 @@ def test_a_sharded_drafter_is_refused():
     fully_sharded._is_fsdp_managed_module = True
     with pytest.raises(ValueError, match="drafter LlamaForCausalLM is sharded"):
         target.generate(IDS, assistant=DraftModel(fully_sharded), synced_gpus=True)
+    with pytest.raises(ValueError, match="drafter LlamaForCausalLM is sharded"):
+        target.generate(IDS, assistant=Auto([PromptLookup(), drafter]), synced_gpus=True)
+    with pytest.raises(ValueError, match="EarlyExit drafts with the target's own layers"):
+        target.generate(IDS, assistant=Auto([PromptLookup(), EarlyExit(1)]), synced_gpus=True)
 
 
 def test_processors_that_make_passes_of_their_own_are_refused():

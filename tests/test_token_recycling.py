@@ -83,6 +83,23 @@ def test_a_seed_says_the_text_whatever_the_table_holds():
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
+def test_calls_that_know_what_others_taught_have_numbers_of_their_own():
+    """The table says in which rows something is copied, which must not follow from the numbers that judge there.
+
+    Beside a drafter that draws its drafts, a second call with a seed therefore takes other coins.
+    """
+    target, other = small(0), small(1)
+    drafter = TokenRecycling()
+
+    def stream(model):
+        state = DecodeState(torch.tensor([[3, 4]]), None, fill=0)
+        return drafter.start(DraftContext(model, True, Scorer(LogitsProcessorList())), state).noise_stream
+
+    assert [stream(target), stream(target), stream(other), stream(target)] == [0, 1, 0, 2]
+    drafter.clear()
+    assert stream(target) == 0
+
+
 class Watched(TokenRecycling):
     """Writes down what every round read: texts, drafts and what came of them."""
 

@@ -44,6 +44,11 @@ def drafter(name, target, plain):
     }[name]()
 
 
+def without_zeros(counts: list[int]) -> list[int]:
+    """Falling counts up to the last position that has any."""
+    return [count for count in counts if count]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["prompt-lookup", "auto", "draft-model", "bushy", "oracle", "mixed"])
 def test_tokens_are_the_text_and_counts_the_statistics(batch, name, mode):
@@ -73,8 +78,10 @@ def test_tokens_are_the_text_and_counts_the_statistics(batch, name, mode):
     for arm in trace.arms:
         stats, (drafted, judged, stayed) = trace.stats(arm), trace.by_depth(arm)
         assert sum(stayed) == stats.accepted
+        assert without_zeros(judged) == without_zeros(stats.tested_at)
+        assert without_zeros(stayed) == without_zeros(stats.accepted_at)
         if all(part.parents is None for turn in trace.rounds for part in turn.rows):
-            assert (drafted, judged, stayed) == (stats.drafted_at, stats.tested_at, stats.accepted_at)
+            assert drafted == stats.drafted_at
     assert Trace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
 
 
@@ -121,6 +128,18 @@ def test_a_tree_is_counted_by_depth():
     assert trace.by_depth("x") == ([4, 4, 4], [4, 2, 1], [3, 2, 0])
     assert trace.by_depth("y") == ([1], [1], [1])
     assert trace.by_depth("z") == ([], [], [])
+    assert trace.stats("x").tested_at == [4, 2, 1, 0]
+
+
+def test_drafters_and_rows_that_the_call_did_not_have_are_refused():
+    trace = Trace("z", [[1]], [TracedRound({}, [RowRound(0, "y", [5], None, [0], [5, 9])])])
+    assert (trace.stats("z").rounds, trace.stats("y").rounds, trace.tokens(0)) == (0, 1, [5, 9])
+    for ask in (trace.stats, trace.by_depth):
+        with pytest.raises(ValueError, match="arm='suffixx' drafted nothing in this call; known are y, z"):
+            ask("suffixx")
+    for row in (1, -1):
+        with pytest.raises(ValueError, match=f"row={row}: rows of the call are counted from 0 to 0"):
+            trace.tokens(row)
 
 
 def test_only_calls_inside_the_block_are_traced(batch):

@@ -62,6 +62,11 @@ class Auto(Drafter):
         for arm in self.arms:
             arm.check(target, tokenizer)
 
+    def check_synced(self) -> None:
+        """Raises `ValueError` if one of the drafters makes passes that other processes would have to make too."""
+        for arm in self.arms:
+            arm.check_synced()
+
     def start(self, context: DraftContext, state: DecodeState) -> DraftSession:
         """Begins a call of all drafters."""
         return scheduled(self.arms, context, state, self.experience_with(context.target))

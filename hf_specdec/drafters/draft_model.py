@@ -228,12 +228,7 @@ class _DraftModelSession(DraftSession):
     def __init__(self, drafter: DraftModel, context: DraftContext, state: DecodeState, shared: list[int] | None):
         model, limit = drafter.model, host.max_positions(drafter.model)
         cache, compiled = _cache_and_call(model, context.compilation)
-        host.refuse_cache(cache, is_filled=False)
-        if len(state.rows) > 1 and not (context.in_lockstep or host.can_be_ragged(cache)):
-            raise ValueError(
-                f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
-                "Generate one row at a time, or use another drafter."
-            )
+        refuse_cache(model, cache, context, len(state.rows))
         self.device = host.device_of(model) or state.device
         arguments = host.draft_arguments(model)
         if host.attends_to_encoder(model):
@@ -265,10 +260,7 @@ class _DraftModelSession(DraftSession):
         return chain(tokens, laws, limits, state.device)
 
     def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
-        lengths = [len(state.tokens[row]) for row in state.rows]
-        if self.reader.next_positions is None:  # the model counts by itself, padding included
-            lengths = state.row_lengths
-        return [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
+        return limits_within(self.context_length, self.reader, state, limits)
 
     def commit(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass | None = None) -> None:
         if not self.reader.has_provisional:  # no row drafted in this round
@@ -305,6 +297,24 @@ def _cache_and_call(model: PreTrainedModel, compilation: Compilation | None) -> 
             # One token after the other, behind the two that a round leaves pending at most.
             return cache, CompiledPasses(call, (1, 2))
     return host.new_cache(model), None
+
+
+def refuse_cache(model: PreTrainedModel, cache: Any, context: DraftContext, num_rows: int) -> None:
+    """Raises `ValueError` if a draft model's cache cannot be rolled back, or not row by row where that is needed."""
+    host.refuse_cache(cache, is_filled=False)
+    if num_rows > 1 and not (context.in_lockstep or host.can_be_ragged(cache)):
+        raise ValueError(
+            f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
+            "Generate one row at a time, or use another drafter."
+        )
+
+
+def limits_within(length: int, reader: CachedModel, state: DecodeState, limits: list[int]) -> list[int]:
+    """The limits, shortened where a row nears the end of what a draft model can read: `length` tokens."""
+    counts = [len(state.tokens[row]) for row in state.rows]
+    if reader.next_positions is None:  # the model counts by itself, padding included
+        counts = state.row_lengths
+    return [max(0, min(limit, length - count)) for limit, count in zip(limits, counts, strict=True)]
 
 
 def refuse_unknown_vocabulary(model: PreTrainedModel, target: PreTrainedModel, advice: str) -> None:

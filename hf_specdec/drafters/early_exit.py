@@ -164,10 +164,17 @@ def best_exit_layer(
         num_draft_tokens: tokens to draft in a round.
         max_new_tokens: how much text to judge behind every prompt.
 
+    Returns:
+        How often every exit agrees with the whole model, what that is worth, and the best one.
+
     Raises:
-        ValueError: if `EarlyExit` cannot draft for the model.
+        ValueError: if `EarlyExit` cannot draft for the model, or an argument is out of range.
     """
     EarlyExit().check(model)
+    check_count("num_draft_tokens", num_draft_tokens)
+    check_count("max_new_tokens", max_new_tokens)
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+        raise ValueError("input_ids must be a tensor of prompts, shape (B, P); of one text, ids[None] is such a batch.")
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     texts = [_greedy(model, ids[kept.bool()][None], max_new_tokens) for ids, kept in zip(input_ids, mask, strict=True)]
     agreements = {layer: _agreement(model, layer, texts) for layer in range(1, host.num_layers(model))}

@@ -124,7 +124,7 @@ def _without_padding(state: DecodeState) -> tuple[Tensor, Tensor | None]:
 
 def _sent(numbers: list[list[int]], device: torch.device) -> Tensor:
     """The numbers on the device; the host goes on at once."""
-    tensor = torch.tensor(numbers)
+    tensor = torch.tensor(numbers, device="cpu")  # wherever tensors are made by default
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -12,9 +12,15 @@ from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
 from hf_specdec.drafters.base import DraftContext, DraftSession, WeightedDrafter
-from hf_specdec.drafters.draft_model import SharedVocabulary, refuse_unknown_vocabulary
+from hf_specdec.drafters.draft_model import (
+    SharedVocabulary,
+    limits_within,
+    refuse_cache,
+    refuse_unknown_vocabulary,
+)
 from hf_specdec.drafters.drawing import Drawing, chain
 from hf_specdec.drafters.head_reader import HeadSession, refuse_target
+from hf_specdec.drafters.translation import refuse_tokenizer
 from hf_specdec.heads import EagleHead
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions, check_count
@@ -58,6 +64,9 @@ class ParallelDraft(WeightedDrafter):
     ):
         super().__init__(SpeculationOptions(num_draft_tokens=num_draft_tokens))
         self.model = model
+        for given in (tokenizer, target_tokenizer):
+            if given is not None:
+                refuse_tokenizer(given)
         if isinstance(model, EagleHead):
             mask_token_id = _mask_of_head(model, mask_token_id)
             if tokenizer is not None or target_tokenizer is not None:
@@ -93,6 +102,7 @@ class ParallelDraft(WeightedDrafter):
             model: Any = self.model
             refuse_unknown_vocabulary(model, target, _SHOW_ONE)
         elif tokenizer is not self._agrees_with:
+            refuse_tokenizer(tokenizer)
             if different := differing_tokens(self.tokenizer, tokenizer):
                 raise ValueError(
                     f"The drafter's tokenizer and the target's differ in {len(different)} tokens, for example "
@@ -179,12 +189,7 @@ class _ModelSession(_ParallelSession):
         limit = host.max_positions(model)
         self.device = host.device_of(model) or state.device
         cache = host.new_cache(model)
-        host.refuse_cache(cache, is_filled=False)
-        if len(state.rows) > 1 and not (context.in_lockstep or host.can_be_ragged(cache)):
-            raise ValueError(
-                f"{type(model).__name__} cannot draft for several rows: its cache cannot be rearranged row by row. "
-                "Generate one row at a time, or use another drafter."
-            )
+        refuse_cache(model, cache, context, len(state.rows))
         arguments = host.draft_arguments(model)
         self.reader = CachedModel(model, cache, arguments, len(state.rows), self.device, limit)
         self.context_length = limit or 2**62
@@ -195,8 +200,7 @@ class _ModelSession(_ParallelSession):
         self.drawing = Drawing(context, state, self.device)
 
     def within_context(self, state: DecodeState, limits: list[int]) -> list[int]:
-        lengths = [len(state.tokens[row]) for row in state.rows]
-        return [max(0, min(k, self.context_length - n)) for k, n in zip(limits, lengths, strict=True)]
+        return limits_within(self.context_length, self.reader, state, limits)
 
     @torch.no_grad()
     def propose(self, state: DecodeState, limits: list[int], noise: RoundNoise | None) -> Draft:

@@ -34,10 +34,14 @@ class TokenRecycling(Drafter):
     Luo et al., "Turning Trash into Treasure: Accelerating Inference of LLMs with Token Recycling" (arXiv 2408.08696).
     Theirs is a static tree; here it holds the likeliest nodes by the probabilities in the table, as many as pay.
 
-    A table belongs to a target and is kept over calls: it changes the speed, never the output or its law. It takes
-    64 bytes for each token of the vocabulary and lies where the target's logits are, so it is not pickled or copied.
-    Where the host's own loop runs the target (`as_candidate_generator`) nobody sees its logits, so nothing is learned
-    there.
+    A table belongs to a target and is kept over calls: it changes the speed, never the output or its law. Under
+    sampling too a seed says the text, whatever the table holds. (Beside a drafter that draws its drafts, in `Auto`, it
+    does so in the first call only: what an output has taught must not decide where its numbers judge again, so later
+    calls derive others from the seed.)
+
+    The table takes 64 bytes for each token of the vocabulary and lies where the target's logits are, so it is not
+    pickled or copied. Where the host's own loop runs the target (`as_candidate_generator`) nobody sees its logits, so
+    nothing is learned there.
 
     Args:
         num_draft_tokens: most nodes of a tree; the whole width of the pass that verifies it.
@@ -93,6 +97,7 @@ class _RecyclingSession(CopySession):
 
     def __init__(self, table: SuccessorTable, top_k: int, takes_trees: bool):
         self.table, self.top_k, self.takes_trees = table, top_k, takes_trees
+        self.noise_stream = table.next_reader()
 
     def copies(self, state: DecodeState, limits: list[int]) -> list[Copy]:
         # The mask may leave nothing of a prompt; such a row has no last token to go on from.
