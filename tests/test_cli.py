@@ -131,6 +131,8 @@ def test_demo_compares_all_prompts(tmp_path):
         (["generate", "--prompt", "x", "--verification", "none"], "verification='none' is unknown"),
         (["demo", "--max-new-tokens", "0"], "max_new_tokens=0"),
         (["bench", "--questions", "no-such-file"], "no-such-file"),
+        (["bench", "--questions", "."], "'.' is a folder; a file is wanted here"),
+        (["report", "."], "'.' is a folder; a file is wanted here"),
         (["bench", "--questions", "x", "--variants", "magic"], "variant 'magic' is unknown"),
         (["bench", "--questions", "x", "--variants", "host-prompt-lookup", "--batch-size", "2"], "batch_size=2"),
     ],
@@ -141,6 +143,50 @@ def test_errors_of_users_are_one_line_and_exit_code_2(target, arguments, message
     assert main(arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1 and shown.startswith(f"hf-specdec {arguments[0]}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["demo"], ""),
+        (["data", "--output", "data"], "goes on from there"),
+        (["train", "eagle3", "--data", "data", "--output", "drafter", "--epochs", "1"], "goes on from there"),
+        (["bench", "--questions", "x", "--output", "bench.json"], "goes on from there"),
+        (["bench", "--questions", "x"], ""),
+    ],
+)
+def test_an_interrupted_command_says_so_and_what_remains(arguments, hint, capsys, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_specdec.cli.quiet_host", interrupted)
+    assert main(arguments) == 130
+    shown = capsys.readouterr().err
+    assert f"hf-specdec {arguments[0]}: interrupted" in shown
+    assert ("goes on" in shown) == bool(hint)
+
+
+def test_check_names_the_strategies_where_a_drafter_is_neither_one_nor_there(target, hub, capsys):
+    assert main(["check", target, "sufix"]) == 2
+    shown = capsys.readouterr().err
+    assert "drafter='sufix' cannot be opened" in shown and "token-recycling" in shown and "no folder" in shown
+
+
+def test_check_says_that_a_file_is_no_folder(target, tmp_path, capsys):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"")
+    for pair in ([target, str(path)], [str(path), target]):
+        assert main(["check", *pair]) == 2
+        assert "is a file; give the folder it lies in" in capsys.readouterr().err
+
+
+def test_bench_refuses_a_folder_as_its_output_before_it_measures(target, tmp_path, capsys):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"prompt": SENTENCES[0]}) + "\n")
+    assert main(["bench", "--target", target, "--questions", str(questions), "--output", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert "is a folder; name a file" in shown.err and "tokens/second" not in shown.err
+    assert not tmp_path.with_name(f"{tmp_path.name}.partial").exists()
 
 
 def test_unknown_arguments_exit_with_code_2():
