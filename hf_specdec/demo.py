@@ -145,7 +145,9 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> list[Compa
     name = options.target or "SmolLM2-135M-Instruct"
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' if count != 1 else ''}" if model.device.type == "cpu" else ""
-    console.print(f"{name} in {options.dtype} on {model.device}{threads}; plain generation against {options.assistant!r}.")
+    console.print(
+        f"{name} in {options.dtype} on {model.device}{threads}; plain generation against {options.assistant!r}."
+    )
     comparisons = [demo.compare(*prompt, console) for prompt in PROMPTS]
     console.rule("Result")
     console.print(_table(comparisons))

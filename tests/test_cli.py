@@ -149,9 +149,9 @@ def test_errors_of_users_are_one_line_and_exit_code_2(target, arguments, message
     ("arguments", "hint"),
     [
         (["demo"], ""),
-        (["data", "--output", "data"], "goes on from there"),
-        (["train", "eagle3", "--data", "data", "--output", "drafter", "--epochs", "1"], "goes on from there"),
-        (["bench", "--questions", "x", "--output", "bench.json"], "goes on from there"),
+        (["data", "--output", "data"], "goes on where it was"),
+        (["train", "eagle3", "--data", "data", "--output", "drafter", "--epochs", "1"], "goes on where it was"),
+        (["bench", "--questions", "x", "--output", "bench.json"], "goes on where it was"),
         (["bench", "--questions", "x"], ""),
     ],
 )
@@ -187,6 +187,23 @@ def test_bench_refuses_a_folder_as_its_output_before_it_measures(target, tmp_pat
     shown = capsys.readouterr()
     assert "is a folder; name a file" in shown.err and "tokens/second" not in shown.err
     assert not tmp_path.with_name(f"{tmp_path.name}.partial").exists()
+
+
+def test_a_file_in_place_of_an_output_folder_is_named(target, tmp_path, capsys):
+    path = tmp_path / "data"
+    path.write_text("")
+    assert main(["data", "--target", target, "--device", "cpu", "--output", str(path), "--max-new-tokens", "8"]) == 2
+    assert f"'{path}' is a file; a folder is wanted here" in capsys.readouterr().err
+
+
+def test_bench_leaves_the_document_off_a_terminal(target, tmp_path, capsys, monkeypatch):
+    questions, saved = tmp_path / "questions.jsonl", tmp_path / "bench.json"
+    questions.write_text(json.dumps({"prompt": SENTENCES[0]}) + "\n")
+    arguments = ["bench", "--target", target, "--questions", str(questions), "--variants", "plain"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main([*arguments, "--max-new-tokens", "4", "--output", str(saved)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "" and str(saved) in shown.err.replace("\n", "") and saved.is_file()
 
 
 def test_unknown_arguments_exit_with_code_2():

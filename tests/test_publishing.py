@@ -237,6 +237,10 @@ def test_the_check_reads_the_record(eagle, target, tokenizer, tmp_path):
         findings = hf_specdec.check(str(tmp_path / place), folder).findings
         found = next(finding for finding in findings if finding.topic == "trained for")
         assert found.level == level and "org/target" in found.found
+    stranger = tiny(seed=9, vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32)
+    stranger.save_pretrained(tmp_path / "other")  # of the same shapes: only weights tell, and none are read
+    found = [f for f in hf_specdec.check(str(tmp_path / "other"), folder).findings if f.topic == "trained for"]
+    assert found[0].level == "warning" and "generate() refuses" in found[0].speed
     other = trained_tokenizer()
     other.add_tokens("<other>")
     other.save_pretrained(tmp_path / "target")
@@ -556,6 +560,13 @@ def test_what_cannot_be_exported_is_refused(eagle, target, tmp_path):
     source = str(odd.save_pretrained(tmp_path / "odd", target))
     with pytest.raises(ValueError, match="norm_before_residual"):
         export(source, tmp_path / "out", "safeailab", target)
+
+
+def test_exports_that_cannot_be_are_refused_before_the_target_is_loaded(tmp_path, capsys):
+    options = ["export", "drafter", "--target", str(tmp_path / "none"), "--output", str(tmp_path), "--format"]
+    for format, message in (("onnx", "format='onnx' is unknown"), ("sglang", "exists; give a folder that does not")):
+        assert main([*options, format]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_export_from_the_command_line(eagle, target, tokenizer, tmp_path, capsys):

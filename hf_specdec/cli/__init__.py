@@ -42,13 +42,15 @@ def _reason(error: Exception) -> str:
         return f"there is no file {name!r}"
     if name is not None and isinstance(error, IsADirectoryError):
         return f"{name!r} is a folder; a file is wanted here"
+    if name is not None and isinstance(error, FileExistsError):
+        return f"{name!r} is a file; a folder is wanted here"
     return " ".join(str(error).split())
 
 
 def _what_remains(arguments: argparse.Namespace) -> str:
     """What a user who has stopped a long command wants to know."""
     if arguments.command in ("data", "train") or (arguments.command == "bench" and arguments.output is not None):
-        return "; what was finished is kept in or beside the output, and the same command goes on from there"
+        return "; the same command goes on where it was"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,4 +72,10 @@ def _run_bench(arguments: argparse.Namespace) -> None:
     document = run_bench(settings, console, arguments.output, arguments.profile)
     if arguments.plots is not None:
         draw_plots(document, arguments.plots, console)
-    publish(document)
+    if sys.stdout.isatty():  # thousands of characters would push the tables off the screen
+        kept = (
+            f"The whole document is in {arguments.output}." if arguments.output else "--output FILE keeps all figures."
+        )
+        console.print(kept, highlight=False)
+    else:
+        publish(document)

@@ -50,7 +50,9 @@ def _add_export(commands: Any) -> None:
 def _run_export(arguments: argparse.Namespace) -> None:
     from hf_specdec.loading import load_target
     from hf_specdec.publishing import export
+    from hf_specdec.publishing.export import refuse_export
 
+    refuse_export(arguments.output, arguments.format)
     target, _ = load_target(arguments.target, arguments.dtype, arguments.device)
     export(arguments.folder, arguments.output, arguments.format, target)
     print(arguments.output)
