@@ -480,6 +480,20 @@ def test_names_under_which_nothing_could_be_opened_are_refused(name, eagle, targ
     assert not hub.repositories and not (folder / "README.md").exists()
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(20, "1 minute"), (1500, "25 minutes"), (4320, "1.2 hours")])
+def test_the_card_says_how_long_the_training_took(seconds, said, eagle, target, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target, name="org/target", recipe={"depth": 7})
+    (folder / "training.json").write_text(json.dumps({"progress": {"seconds": seconds}}))
+    assert f"Trained for {said}." in write_card(folder, "org/head").read_text()
+
+
+@pytest.mark.parametrize("name", ["org/target", "target"])
+def test_a_push_says_that_nobody_else_finds_the_target(name, eagle, target, tmp_path, hub, capsys):
+    folder = eagle.save_pretrained(tmp_path / "d", target, name=name)
+    assert main(["push", str(folder), "org/head"]) == 0
+    assert ("'target', which is no Hub id" in capsys.readouterr().err) == (name == "target")
+
+
 def test_a_card_of_the_user_is_kept(eagle, target, tmp_path):
     folder = eagle.save_pretrained(tmp_path / "d", target)
     (folder / "README.md").write_text("# Mine\n")
