@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +33,10 @@ from transformers import DynamicCache, LogitsProcessorList
 
 from hf_specdec import Auto, PromptLookup, Suffix, TokenRecycling, host
 from hf_specdec.accept import Draft
-from hf_specdec.checks.bench import read_questions
+from hf_specdec.checks.bench import clock, read_questions
 from hf_specdec.drafters import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.scheduled import scheduled
+from hf_specdec.files import write_text
 from hf_specdec.loading import encode, load_target
 from hf_specdec.recycling import likeliest
 from hf_specdec.scorer import Scorer
@@ -141,7 +141,7 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
     """What a file holds, made and written if there is none."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(make()))
+        write_text(path, json.dumps(make()))
     return json.loads(path.read_text())
 
 
@@ -175,9 +175,9 @@ def pass_costs(model: Any, widths: range, context: int = 300, repeats: int = 15)
     for _ in range(repeats):
         for width in widths:
             tokens = torch.zeros(1, width, dtype=torch.long, device=model.device)
-            start = time.perf_counter()
+            start = clock(model.device)
             model(tokens, **{host.CACHE_NAME: cache})
-            seconds[width].append(time.perf_counter() - start)
+            seconds[width].append(clock(model.device) - start)
             cache.crop(-width)
     medians = [statistics.median(seconds[width]) for width in widths]
     return [value / medians[0] for value in medians]

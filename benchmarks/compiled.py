@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from transformers import CompileConfig
 
 import hf_specdec
 from hf_specdec import PromptLookup
-from hf_specdec.checks.bench import environment, publish, rotated
+from hf_specdec.checks.bench import clock, environment, publish, rotated
 from hf_specdec.loading import encode, load_target
 
 PROMPTS = (
@@ -72,17 +71,17 @@ def measured(model: Any, ways: dict[str, dict], prompts: list[dict], num_tokens:
     """For every way: seconds of its warm-up, seconds per token of every prompt, graphs compiled after the warm-up."""
     results: dict[str, dict[str, Any]] = {name: {"seconds_per_token": [], "graphs_afterwards": 0} for name in ways}
     for name, arguments in ways.items():
-        start = time.perf_counter()
+        start = clock(model.device)
         for prompt in prompts[:2]:
             model.generate(**prompt, **arguments, do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
-        results[name]["warm_up_seconds"] = time.perf_counter() - start
+        results[name]["warm_up_seconds"] = clock(model.device) - start
         print(f"{name}: warm-up {results[name]['warm_up_seconds']:.0f} s", flush=True)
     for number, prompt in enumerate(prompts * 2):
         for name in rotated(list(ways), number):
-            graphs, start = counters["stats"]["unique_graphs"], time.perf_counter()
+            graphs, start = counters["stats"]["unique_graphs"], clock(model.device)
             output = model.generate(**prompt, **ways[name], do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
             new = output.shape[1] - prompt["input_ids"].shape[1]
-            results[name]["seconds_per_token"].append((time.perf_counter() - start) / new)
+            results[name]["seconds_per_token"].append((clock(model.device) - start) / new)
             results[name]["graphs_afterwards"] += counters["stats"]["unique_graphs"] - graphs
     plain = results["eager, plain"]["seconds_per_token"]
     for result in results.values():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_specdec
 from hf_specdec import Auto, DraftModel, PromptLookup, Suffix
-from hf_specdec.checks.bench import environment, publish, rotated
+from hf_specdec.checks.bench import clock, environment, publish, rotated
 from hf_specdec.checks.report import typical
 from hf_specdec.loading import encode, load_target
 
@@ -118,9 +117,9 @@ def generated(model: Any, workload: Workload, assistant: Any, max_new_tokens: in
     if max_new_tokens is not None:
         settings |= {"max_new_tokens": max_new_tokens, "min_new_tokens": None}
     torch.manual_seed(seed)
-    start = time.perf_counter()
+    start = clock(model.device)
     output = model.generate(**workload.inputs, **settings, assistant=assistant, eos_token_id=None, pad_token_id=0)
-    return (time.perf_counter() - start) / (output.shape[1] - workload.inputs["input_ids"].shape[1])
+    return (clock(model.device) - start) / (output.shape[1] - workload.inputs["input_ids"].shape[1])
 
 
 def table(results: dict[str, dict[str, Any]]) -> Table:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,7 +30,7 @@ from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
 from hf_specdec.candidates import as_candidate_generator
-from hf_specdec.checks.bench import environment, publish, rotated
+from hf_specdec.checks.bench import clock, environment, publish, rotated
 from hf_specdec.drafters.base import DraftContext, Drafter, DraftSession
 from hf_specdec.noise import RoundNoise
 from hf_specdec.options import SpeculationOptions
@@ -229,13 +228,6 @@ def pass_seconds(model: Any, ids: Tensor, num_drafted: list[int], repeats: int) 
             if repeat >= 2:
                 seconds[width].append(taken)
     return {width: statistics.median(values) for width, values in seconds.items()}
-
-
-def clock(device: torch.device) -> float:
-    """The time when all that was asked of the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def table(results: dict[str, dict[str, Any]]) -> Table:

@@ -17,13 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from overhead import SHAPES, clock, numbers, pass_seconds, successor_model
+from overhead import SHAPES, numbers, pass_seconds, successor_model
 from rich.console import Console
 from rich.table import Table
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.accept import Draft
-from hf_specdec.checks.bench import environment, publish
+from hf_specdec.checks.bench import clock, environment, publish
 from hf_specdec.judge import Judge
 from hf_specdec.noise import Noise
 from hf_specdec.recording import Recorder

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from transformers import LogitsProcessorList
 from hf_specdec import host
 from hf_specdec.accept import Draft
 from hf_specdec.cached_model import CachedModel
-from hf_specdec.checks.bench import environment, publish
+from hf_specdec.checks.bench import clock, environment, publish
 from hf_specdec.drafters.base import DraftContext
 from hf_specdec.drafters.eagle import DraftTree, Eagle
 from hf_specdec.heads import EagleConfig, EagleHead, LayerConfig
@@ -107,12 +106,9 @@ def milliseconds(model: Any, context: int, options: argparse.Namespace) -> dict[
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
     """How long something takes, queued work included."""
-    synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    synchronise()
-    start = time.perf_counter()
+    start = clock(device)
     work()
-    synchronise()
-    return time.perf_counter() - start
+    return clock(device) - start
 
 
 def binary_tree(size: int) -> list[int]:

@@ -18,7 +18,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "accept": ("the rules, as functions of tensors", ("accept",)),
     "counts and choices": (
         "statistics, draft lengths, noise",
-        ("options", "noise", "stats", "schedule", "vocabulary", "versions", "pictures"),
+        ("options", "noise", "stats", "schedule", "vocabulary", "versions", "files", "pictures"),
     ),
     "texts": ("indexes of tokens, trees", ("chains", "paths", "rounds", "history", "recycling")),
     "host": ("private names of Transformers", ("host", "trees")),

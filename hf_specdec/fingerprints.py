@@ -49,6 +49,8 @@ class TargetFingerprint:
         """
         if not isinstance(fields, dict) or set(fields) != set(cls.__dataclass_fields__):
             raise ValueError(f"A target's fingerprint has {', '.join(cls.__dataclass_fields__)}; found {fields!r}.")
+        if not isinstance(fields["signs"], str) or set(fields["signs"]) - set("0123456789abcdef"):
+            raise ValueError(f"A target's fingerprint has signs in hexadecimal digits; found {fields['signs']!r}.")
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,8 +81,11 @@ def _signs(weight: Tensor) -> str:
     is_readable = weight.device.type != "meta" and weight.is_floating_point() and weight.dim() == 2 and weight.numel()
     if not is_readable:
         return ""
-    rows = torch.linspace(0, weight.shape[0] - 1, _NUM_ROWS).long()
-    columns = torch.linspace(0, weight.shape[1] - 1, _NUM_COLUMNS).long()
-    sample = weight.detach()[rows.to(weight.device)][:, columns.to(weight.device)]
+    # In so many digits whatever the default dtype is: the same places in every process.
+    rows, columns = (
+        torch.linspace(0, size - 1, count, dtype=torch.float32, device="cpu").long().to(weight.device)
+        for size, count in zip(weight.shape, (_NUM_ROWS, _NUM_COLUMNS), strict=True)
+    )
+    sample = weight.detach()[rows][:, columns]
     bits = "".join("1" if positive else "0" for positive in (sample > 0).flatten().tolist())
     return f"{int(bits, 2):0{len(bits) // 4}x}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
+
+from hf_specdec.files import whole
 
 
 def require_matplotlib() -> None:
@@ -32,9 +33,5 @@ def new_figure(width: float, height: float) -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Writes a figure in the format that the path's ending says; the file appears whole."""
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        figure.savefig(part, dpi=120)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole(path) as part:
+        figure.savefig(part, dpi=120, format=path.suffix[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,11 +16,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_specdec import host
+from hf_specdec.files import write_text
 from hf_specdec.fingerprints import TargetFingerprint
 from hf_specdec.versions import commit, versions
 from hf_specdec.vocabulary import tokenizer_fingerprint
 
 KEY = "hf_specdec"
+_SETTINGS = "config.json"
+# Names of files with weights: one of all, or parts and their index.
+_WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 logger = logging.get_logger(__name__)
 
@@ -130,17 +135,21 @@ def stamp(folder: Path, provenance: Provenance) -> None:
     """Adds a provenance to the config.json of a folder."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) | provenance.to_settings()
-    part = path.with_name(f".config.json.{os.getpid()}.part")
-    part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_text(path, json.dumps(config, indent=2) + "\n")
 
 
 @contextmanager
 def filling(folder: Path) -> Iterator[Path]:
     """A folder to write files into, which are moved to `folder` when all are written, each in one step.
 
-    A new folder appears whole. In one that exists files of the same names are replaced, the settings last.
+    A new folder appears whole. In one that exists files of the same names are replaced, and weights under other names
+    removed, which would be taken for the new ones; the settings come last.
+
+    Raises:
+        ValueError: if the folder is a file.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; name a folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         part = Path(work) / "part"
@@ -149,5 +158,12 @@ def filling(folder: Path) -> Iterator[Path]:
         if not folder.exists():
             os.replace(part, folder)
             return
-        for path in sorted(part.iterdir(), key=lambda path: path.name == "config.json"):
-            os.replace(path, folder / path.name)
+        written = {path.name for path in part.iterdir()}
+        for name in sorted(written - {_SETTINGS}):
+            os.replace(part / name, folder / name)
+        if any(map(_WEIGHTS.fullmatch, written)):
+            for path in folder.iterdir():
+                if _WEIGHTS.fullmatch(path.name) and path.name not in written:
+                    path.unlink()
+        if _SETTINGS in written:
+            os.replace(part / _SETTINGS, folder / _SETTINGS)

@@ -35,7 +35,7 @@ def read_rows(location: str) -> Iterable[tuple[int, Any]]:
 
 def file_rows(path: str) -> Iterable[tuple[int, str]]:
     """The lines of a file that are not blank, with their numbers."""
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="replace").split("\n"), 1):
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig", errors="replace").split("\n"), 1):
         if line.strip():
             yield number, line
 
@@ -47,7 +47,10 @@ def parsed(row: Any) -> dict[str, Any]:
         ValueError: if it is a line that holds no JSON object.
     """
     if isinstance(row, str):
-        row = json.loads(row)
+        try:
+            row = json.loads(row)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
     if not isinstance(row, dict):
         raise ValueError("expected an object")
     return row
@@ -66,8 +69,8 @@ def conversation_of(row: Any, turns: str = "last") -> Conversation:
     """What a target is to answer in a row: a chat up to a user's message, for every turn that is asked.
 
     Args:
-        row: with `prompt`, `turns` (what a user says, one text after the other), `messages` or ShareGPT's
-            `conversations`.
+        row: with `prompt`, `turns` (what a user says, one text after the other; `prompt` may be such a list too),
+            `messages` or ShareGPT's `conversations`.
         turns: "last": the last message of a user is asked, behind all before it as they are; of `turns` the first.
             "all": every turn of the user is asked in order, without the answers given.
 
@@ -77,16 +80,29 @@ def conversation_of(row: Any, turns: str = "last") -> Conversation:
     row = parsed(row)
     if isinstance(row.get("prompt"), str) and row["prompt"].strip():
         return [[{"role": "user", "content": row["prompt"]}]]
-    if isinstance(row.get("turns"), list) and row["turns"]:
-        if not all(isinstance(text, str) and text.strip() for text in row["turns"]):
+    listed = row.get("turns") or row.get("prompt")
+    if isinstance(listed, list) and listed:
+        if not all(isinstance(text, str) and text.strip() for text in listed):
             raise ValueError("`turns` must be texts")
-        asked = [[{"role": "user", "content": text}] for text in row["turns"]]
+        asked = [[{"role": "user", "content": text}] for text in listed]
         return asked if turns == "all" else asked[:1]
     messages = row.get("messages") or row.get("conversations")
     if isinstance(messages, list):
         chat = _until_last_user([_message(message) for message in messages])
         return _asked_in_order(chat) if turns == "all" else [chat]
     raise ValueError(f"there is no {FIELDS}")
+
+
+def users_texts_of(row: Any) -> list[str]:
+    """All that the user says in a row, whoever else speaks in between.
+
+    Raises:
+        ValueError: if it holds nothing to ask.
+    """
+    row = parsed(row)
+    # Up to a user's last message a chat holds the others, and need not be one that can be asked turn by turn.
+    turns = "last" if row.get("messages") or row.get("conversations") else "all"
+    return [message["content"] for chat in conversation_of(row, turns) for message in chat if message["role"] == "user"]
 
 
 def _hub_rows(location: str) -> Iterable[tuple[int, Any]]:

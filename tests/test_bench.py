@@ -22,6 +22,7 @@ from hf_specdec.checks.bench import (
     BenchOptions,
     Question,
     combinations,
+    publish,
     read_questions,
     rotated,
     run_bench,
@@ -30,7 +31,7 @@ from hf_specdec.checks.bench import (
 )
 from hf_specdec.checks.report import Batch, Run, Turn, first_difference, overhead_share, summary, typical
 from hf_specdec.checks.resuming import Kept
-from hf_specdec.checks.tables import profile_table, setting_title
+from hf_specdec.checks.tables import profile_table, setting_title, table
 from hf_specdec.heads import EagleHead
 from hf_specdec.loading import load_model
 from hf_specdec.schedule import Load
@@ -340,6 +341,51 @@ def test_write_json_replaces_the_whole_file(tmp_path):
     write_json({"a": 1}, path)
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such/result.json", "cannot be written"),
+        (".", "cannot be written"),
+        ("notes.txt", "holds no document of a benchmark"),
+        ("other.json", "holds no document of a benchmark"),
+    ],
+)
+def test_no_other_file_is_overwritten_and_no_folder_made(name, message, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "other.json").write_text('["mine"]')
+    with pytest.raises(ValueError, match=message):
+        run_bench(BenchOptions(questions="none.jsonl"), output=tmp_path / name)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "notes.txt": "mine",
+        "other.json": '["mine"]',
+    }
+
+
+def test_what_was_measured_is_printed_even_if_it_cannot_be_written(tmp_path, capsys):
+    with pytest.raises(OSError, match="No such file"):
+        publish({"a": 1}, tmp_path / "none" / "result.json")
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+
+
+def test_an_earlier_document_is_replaced(tmp_path):
+    for document in ({"variants": {}}, {"settings": []}):
+        write_json(document, tmp_path / "result.json")
+        with pytest.raises(FileNotFoundError, match="none"):  # it gets as far as the questions
+            run_bench(BenchOptions(questions="none.jsonl"), output=tmp_path / "result.json")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_categories_are_shown_as_they_are_called(folders, is_terminal):
+    """What stands in brackets is no markup."""
+    question = Question(1, "[/math]", ("How many?",))
+    console = Console(file=io.StringIO(), width=200, force_terminal=is_terminal, color_system=None)
+    document = Bench(options(folders[2], folders[0], variants=("plain",))).document([question], console)
+    assert "[/math]" in console.file.getvalue()
+    shown = Console(file=io.StringIO(), width=200)
+    shown.print(table(document))
+    assert "[/math]" in shown.file.getvalue()
 
 
 # --- strategies of the host -------------------------------------------------------------------------------

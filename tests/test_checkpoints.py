@@ -13,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from hf_specdec.checkpoints import Dialect, load_head, recognise
+from hf_specdec.checkpoints import Dialect, headers, load_head, recognise
 from hf_specdec.checkpoints import files as reader
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.heads import EagleHead
@@ -373,6 +373,18 @@ def test_a_repository_opens_like_a_folder(target, tmp_path, monkeypatch):
     assert load_head("some/head", target).config.num_taps == 3
     with pytest.raises(ValueError, match="cannot be reached"):
         recognise("other/head")
+
+
+def test_a_header_that_cannot_be_fetched_is_an_error_of_one_line(monkeypatch):
+    """Whichever HTTP library the Hub's uses: its errors are of no common kind."""
+
+    class Broken:
+        def get(self, *_, **__):
+            raise Exception("connection refused")
+
+    monkeypatch.setattr(headers, "get_session", Broken)
+    with pytest.raises(ValueError, match=r"model\.safetensors of some/head could not be read"):
+        headers.of_hub("some/head", "model.safetensors")
 
 
 def test_weights_of_a_large_model_on_the_hub_are_not_fetched(tmp_path, monkeypatch):

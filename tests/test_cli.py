@@ -133,6 +133,8 @@ def test_demo_compares_all_prompts(tmp_path):
         (["bench", "--questions", "no-such-file"], "no-such-file"),
         (["bench", "--questions", "."], "'.' is a folder; a file is wanted here"),
         (["report", "."], "'.' is a folder; a file is wanted here"),
+        (["bench", "--questions", "no-such-file", "--plots", __file__], "is a file; name a folder"),
+        (["check", "x/y", "suffix", "--device", "cpu"], "--device says how to measure; give --measure too"),
         (["bench", "--questions", "x", "--variants", "magic"], "variant 'magic' is unknown"),
         (["bench", "--questions", "x", "--variants", "host-prompt-lookup", "--batch-size", "2"], "batch_size=2"),
     ],

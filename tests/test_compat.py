@@ -360,6 +360,15 @@ def test_what_cannot_be_opened_is_said(side, spoil, message, base, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "settings", [{"target_model": ["x"]}, {"speculators_config": {"verifier": 5}}, {"tokenizer_fingerprint": 5}]
+)
+def test_records_of_an_unknown_kind_say_nothing(settings, base, tmp_path):
+    pair = Pair(base, tmp_path)
+    pair.settings("drafter", **settings)
+    assert not check(str(pair.target), str(pair.drafter)).errors
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"target": 5}, "target must be a folder"),

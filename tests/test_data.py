@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from hf_specdec.loading import load_target
 from hf_specdec.training.answers import DataMaker, DataOptions, end_ids, longest_prompt, make_data
 from hf_specdec.training.examples import (
     Example,
+    conversation_name,
     is_held_out,
     read_examples,
     read_record,
@@ -72,6 +74,8 @@ BROKEN = {
     "cold": '{"prompt": [3], "answer": [4], "temperature": -1, "source": "self", "finished": true}',
     "nobody's": '{"prompt": [3], "answer": [4], "temperature": 0.0, "source": "me", "finished": true}',
     "perhaps": '{"prompt": [3], "answer": [4], "temperature": 0.0, "source": "self", "finished": 1}',
+    "a talk": '{"prompt": [3], "answer": [4], "temperature": 0.0, "source": "self", "finished": true, '
+    '"conversation": "of ours"}',
 }
 
 
@@ -103,6 +107,26 @@ def test_growing_data_never_move_between_training_and_evaluation():
     assert not any(is_held_out(one, 0) for one in examples[:50])
     with pytest.raises(ValueError, match="share=1"):
         is_held_out(examples[0], 1)
+
+
+def test_the_split_is_that_of_the_first_release():
+    """A training that goes on must not learn what it was evaluated on: the digest of a prompt is part of the format."""
+    lowest = {n: int(conversation_name((n, n + 1)), 16) / 2**64 for n in range(40)}
+    assert conversation_name((3, 4)) == blake2b(b"[3, 4]", digest_size=8).hexdigest()
+    for n, place in lowest.items():
+        one = example(prompt=(n, n + 1))
+        assert is_held_out(one, place + 1e-9) and not is_held_out(one, place - 1e-9)
+
+
+def test_turns_of_a_conversation_stay_together(tmp_path):
+    first = example(prompt=(1, 2))
+    later = [example(prompt=(1, 2, 3, n), conversation=conversation_name(first.prompt)) for n in range(200)]
+    for share in (0.05, 0.5, 0.9):
+        assert {is_held_out(one, share) for one in later} == {is_held_out(first, share)}
+    write_shard(tmp_path, 0, [first, later[0]])
+    lines = (tmp_path / "answers-00000.jsonl").read_text().splitlines()
+    assert ["conversation" in line for line in lines] == [False, True]  # what older releases read stays as it was
+    assert read_examples(tmp_path) == [first, later[0]]
 
 
 # --- writing ----------------------------------------------------------------------------------------------
@@ -320,6 +344,34 @@ def test_held_out_prompts_are_recognised(tmp_path):
         HeldOut(path)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": said(("user", HELD_OUT), ("assistant", "call"), ("tool", "5"), ("user", "So?"))},
+        {"messages": said(("user", "So?"), ("assistant", "5"), ("user", HELD_OUT), ("assistant", "5"))},
+        {"prompt": ["So?", HELD_OUT]},
+    ],
+    ids=["behind it a tool speaks", "the last of two", "a list of prompts"],
+)
+def test_everything_that_a_user_says_is_held_out(row, tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    assert HeldOut(path).refuses(HELD_OUT) and HeldOut(path).refuses("so")
+
+
+def test_a_line_without_a_bottom_is_a_broken_one(tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("[" * 100_000 + "\n" + json.dumps({"prompt": HELD_OUT}) + "\n")
+    assert len(read_prompts(str(path))) == 1
+    assert "line 1: it is nested too deeply" in capsys.readouterr().err
+
+
+def test_files_of_other_systems_may_begin_with_a_mark(tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": HELD_OUT}), encoding="utf-8-sig")
+    assert read_prompts(str(path)) == [[said(("user", HELD_OUT))]] and not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("line", ["{}", "[1]", '{"prompt": "Who', '{"messages": ["Who?"]}', '{"turns": "Who?"}'])
 def test_held_out_lines_that_cannot_be_read_are_refused(line, tmp_path):
     path = tmp_path / "questions.jsonl"
@@ -414,6 +466,7 @@ def test_every_turn_is_answered_by_the_target(files):
         answer = tokenizer.decode(first.answer, skip_special_tokens=True).strip()
         assert text == f"{begin}{answer}<end><|user|>Then two.<end><|user|>Hm?<end><|assistant|>"
         assert one.temperature == first.temperature
+        assert first.conversation is None and one.conversation == conversation_name(first.prompt)
         if one.temperature == 0:
             assert list(one.answer) == greedy_by_the_host(model, list(one.prompt), ends, 24)
     assert all(len(one.prompt) <= longest_prompt(model, 24) for one in examples)
@@ -475,11 +528,31 @@ def test_prompts_of_both_kinds_are_mixed(files, monkeypatch):
     assert counts[0] == 3 * counts[1] > 0
 
 
+def test_rounds_in_which_nothing_usable_is_written_ask_the_others(files, monkeypatch):
+    asked = []
+
+    def written(self, count, seed, passages):
+        asked.append(count)
+        return [] if seed.endswith(" 0") else [f"Prompt {seed} number {n}, please." for n in range(count)]
+
+    monkeypatch.setattr(PromptWriter, "write", written)
+    _, examples = made(options_for(files, self_written=0.1, tokens=200, batch_size=1))
+    sources = [one.source for one in examples]
+    assert sources[:4] == ["file"] * 4 and "self" in sources and set(asked) == {1}
+
+
 def test_held_out_prompts_are_not_written_either(files, monkeypatch):
     texts = ["Tell me a story about 7 lighthouses and the sea.", "Tell me something else, please."]
     monkeypatch.setattr(PromptWriter, "write", lambda self, count, seed, passages: texts if seed.endswith(" 0") else [])
     _, examples = made(options_for(files, prompts=None))
     assert len(examples) == 1
+
+
+def test_a_damaged_record_is_named(files):
+    made(options_for(files, tokens=90))
+    (files / "data" / "data.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"data\.json: A target's fingerprint has"):
+        made(options_for(files))
 
 
 def test_other_targets_and_tokenizers_do_not_share_a_folder(files):

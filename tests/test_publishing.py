@@ -20,13 +20,14 @@ from safetensors.torch import load_file, save_file
 import hf_specdec
 from hf_specdec import DraftModel, Eagle, ParallelDraft, PromptLookup, Suffix, load_drafter
 from hf_specdec.checkpoints import recognise
+from hf_specdec.checkpoints.files import snapshot
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.cli import main
 from hf_specdec.fingerprints import TargetFingerprint
 from hf_specdec.heads import EagleHead
 from hf_specdec.loading import load_model
 from hf_specdec.provenance import KEY, Provenance
-from hf_specdec.publishing import export, push, write_card
+from hf_specdec.publishing import FORMATS, export, push, write_card
 from hf_specdec.publishing.card import MARK
 from hf_specdec.training.recipes.heads import head_config, initialise
 from hf_specdec.vocabulary import tokenizer_fingerprint
@@ -174,6 +175,31 @@ def test_a_failed_save_leaves_what_was_there(eagle, target, tmp_path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
+def test_weights_of_before_are_not_taken_for_the_new_ones(target, tokenizer, tmp_path, monkeypatch):
+    """Weights in several files have other names than those in one, which is looked for first."""
+    before, after = (tiny(vocab=len(tokenizer), seed=seed, dtype=torch.float32) for seed in (3, 4))
+    folder = DraftModel(before).save_pretrained(tmp_path / "d", target)
+    (folder / "notes.txt").write_text("mine")
+    plain = type(after).save_pretrained
+    monkeypatch.setattr(type(after), "save_pretrained", lambda *args: plain(*args, max_shard_size="20KB"))
+    DraftModel(after).save_pretrained(folder, target)
+    found = load_drafter(str(folder), target).model
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), after.parameters(), strict=True))
+    parts = {path.name for path in folder.glob("model*")}
+    assert "model.safetensors.index.json" in parts and len(parts) > 2
+    monkeypatch.undo()
+    DraftModel(before).save_pretrained(folder, target)
+    assert {path.name for path in folder.glob("model*")} == {"model.safetensors"}
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_is_no_folder_to_save_into(eagle, target, tmp_path):
+    (tmp_path / "d").write_text("mine")
+    with pytest.raises(ValueError, match="d is a file; name a folder"):
+        eagle.save_pretrained(tmp_path / "d", target)
+    assert (tmp_path / "d").read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
 # --- the target at hand -----------------------------------------------------------------------------------
 
 
@@ -181,6 +207,27 @@ def test_fingerprints_do_not_depend_on_the_dtype(target, tokenizer):
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         model = tiny(vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32).to(dtype)
         assert TargetFingerprint.of(model) == TargetFingerprint.of(target)
+
+
+def test_fingerprints_do_not_depend_on_the_default_dtype():
+    """In bfloat16 the last of 49151 rows would be row 49152."""
+    model = tiny(vocab=49151, hidden_size=16, num_hidden_layers=1, dtype=torch.float32)
+    own = TargetFingerprint.of(model)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert TargetFingerprint.of(model) == own
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("signs", ["zz", 5, None])
+def test_a_damaged_fingerprint_is_named(signs, eagle, target, tmp_path):
+    path = eagle.save_pretrained(tmp_path / "d", target) / "config.json"
+    config = json.loads(path.read_text())
+    config[KEY]["target_fingerprint"]["signs"] = signs
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json: the block 'hf_specdec' is damaged.*hexadecimal"):
+        load_drafter(str(path.parent), target)
 
 
 def test_weights_that_lie_elsewhere_are_not_compared(target, tokenizer):
@@ -305,6 +352,16 @@ def test_revisions(eagle, target, hub, tmp_path):
         load_drafter(str(tmp_path), target, revision="main")
 
 
+def test_a_revision_brings_its_tokenizer_along(eagle, target, hub, tmp_path):
+    """In one file or in parts, as slow tokenizers are written."""
+    folder = eagle.save_pretrained(tmp_path / "d", target)
+    names = {"tokenizer.model", "vocab.txt", "merges.txt", "chat_template.jinja"}
+    for name in names:
+        (folder / name).write_text("x")
+    hub.add("org/head", folder)
+    assert names <= {path.name for path in Path(snapshot("org/head", "main")).iterdir()}
+
+
 def test_private_repositories_want_a_token(eagle, target, hub, monkeypatch):
     eagle.push_to_hub("org/secret", target, private=True)
     assert hub.repositories["org/secret"].private
@@ -383,12 +440,15 @@ def test_only_what_belongs_to_a_drafter_is_published(eagle, target, hub, tmp_pat
     folder = eagle.save_pretrained(tmp_path / "d", target)
     for name in ("training-state.safetensors", "secret.txt", "training.json", "metrics.jsonl", "bench.json"):
         (folder / name).write_text("{}")
+    for name in ("tokenizer.model", "vocab.json", "merges.txt"):  # a tokenizer that is written in parts
+        (folder / name).write_text("x")
     (folder / "features").mkdir()
     save_file({"x": torch.zeros(1)}, folder / "features" / "model.safetensors")
     push(folder, "org/head")
     repository = hub.repositories["org/head"]
     published = set(repository.commits[repository.branches["main"]])
-    assert published == {"config.json", "model.safetensors", "metrics.jsonl"}
+    tokenizers = {"tokenizer.model", "vocab.json", "merges.txt"}
+    assert published == {"config.json", "model.safetensors", "metrics.jsonl", *tokenizers}
 
 
 def test_a_folder_without_a_drafter_is_not_published(hub, tmp_path):
@@ -451,6 +511,23 @@ def test_the_card_says_what_is_recorded_and_no_more(eagle, target, tmp_path):
     assert metadata.license == "apache-2.0" and metadata.datasets == ["org/prompts"] and "eagle3" in metadata.tags
     again = write_card(folder, "org/head").read_text()
     assert again == text  # the license stays
+
+
+def test_the_card_tells_of_the_drafter_that_lies_there(eagle, target, tmp_path):
+    """Held-out texts that grow are a new measure: the best by the old one was replaced, however good it looked."""
+    folder = eagle.save_pretrained(tmp_path / "d", target, name="org/target")
+    lines = [
+        {"acceptance_length": length, "acceptance_by_position": [], "answer_tokens": 5, "step": step, "held_out": count}
+        for step, length, count in ((0, 1.25, 3), (10, 2.5, 3), (20, 1.75, 9), (30, 1.5, 9))
+    ]
+
+    def said(lines):
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return write_card(folder, "org/head").read_text()
+
+    assert "length 1.750 after 5 answer tokens (step 20)" in said(lines)
+    bests = (True, True, False, True)  # somebody took the drafter away behind step 20
+    assert "(step 30)" in said([line | {"is_best": is_best} for line, is_best in zip(lines, bests, strict=True)])
 
 
 ODD = {
@@ -581,6 +658,20 @@ def test_exports_that_cannot_be_are_refused_before_the_target_is_loaded(tmp_path
     for format, message in (("onnx", "format='onnx' is unknown"), ("sglang", "exists; give a folder that does not")):
         assert main([*options, format]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"final_norm": False}, "has no final norm"),
+        ({"norm_before_fc": True}, "sets norm_before_fc"),
+        ({"num_layers": 2}, "has 2 layers"),
+        ({"mask_token_id": 5}, "drafts all tokens at once"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_said(changes, reason, target):
+    with pytest.raises(ValueError, match=f"this one {reason}. Use vllm-speculators"):
+        FORMATS["sglang"](a_head(target, **changes), target)
 
 
 def test_export_from_the_command_line(eagle, target, tokenizer, tmp_path, capsys):

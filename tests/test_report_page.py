@@ -217,6 +217,15 @@ def test_commands_record_and_show(target, tmp_path, capsys):
     assert Seen((tmp_path / "page.html").read_text()).texts == ["".join(emitted(run, 0))]
 
 
+def test_a_recorded_run_takes_no_options_of_a_call(run, tmp_path, capsys):
+    recorded, shown = str(run.save(tmp_path / "run.json")), str(tmp_path / "page.html")
+    for options in (["--target", "x", "--max-new-tokens", "5"], ["--no-chat-template"], ["--assistant", "suffix"]):
+        assert main(["report", recorded, "--output", shown, *options]) == 2
+        said = capsys.readouterr().err
+        assert "was made already" in said and all(name in said for name in options if name.startswith("--"))
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_report_of_a_batch(target, tmp_path):
     model = ["--target", target, "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "8"]
     asked = [part for sentence in SENTENCES[:3] for part in ("--prompt", sentence)]

@@ -13,7 +13,7 @@ PACKAGE = Path(hf_specdec.__file__).parent
 
 # Layers from the bottom up; a module imports only from layers below its own (or, within a layer, from the left).
 LAYERS = [
-    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions", "pictures"],
+    ["accept", "options", "noise", "stats", "schedule", "vocabulary", "versions", "files", "pictures"],
     ["chains", "paths", "rounds", "history", "recycling"],
     ["host.names", "host.attention", "host.models", "host.encoders", "host.layers", "host.processes", "host.rotary"],
     ["host.settings", "host.processors", "host.caches", "host.tree_masks", "host.passes", "host"],
@@ -40,7 +40,7 @@ LAYERS = [
     ["checks.measure", "checks.compat"],
     ["publishing.saving", "publishing.card", "publishing.pushing", "publishing.export", "publishing"],
     ["public", ""],
-    ["pages.files", "pages.pieces", "pages.run", "pages.charts", "pages.page", "pages"],
+    ["pages.pieces", "pages.run", "pages.charts", "pages.page", "pages"],
     ["checks.report", "checks.tables", "checks.documents", "checks.questions", "checks.variants", "checks.settings"],
     ["checks.resuming", "checks.running", "checks.plots", "checks.bench", "checks.show", "demo"],
     ["training.examples", "training.themes", "training.writing", "training.prompts", "training.answers", "training"],

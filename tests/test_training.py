@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,6 +115,17 @@ def test_the_store_stays_within_its_bound_and_repairs_what_is_damaged(tmp_path):
     assert all(map(torch.equal, [text.taps for text in store.texts(examples)], expected))
 
 
+def test_states_of_other_targets_are_not_taken_for_ones_own(tmp_path):
+    """Files are named after texts, and a folder may be shared by trainings."""
+    target, examples = tiny(num_hidden_layers=4), answered(tiny(num_hidden_layers=4), 1)
+    FeatureStore(target, (1,), tmp_path, 10**9).texts(examples)
+    for other in (tiny(num_hidden_layers=4, seed=5), tiny(num_hidden_layers=4).to(torch.bfloat16)):
+        with pytest.raises(ValueError, match=r"holds hidden states of another target or dtype.*--cache"):
+            FeatureStore(other, (1,), tmp_path, 10**9)
+    (tmp_path / "features.json").unlink()  # as releases left it that kept no record
+    assert FeatureStore(target, (3,), tmp_path, 10**9).num_bytes and (tmp_path / "features.json").is_file()
+
+
 # --- a whole training -------------------------------------------------------------------------------------
 
 
@@ -133,16 +145,51 @@ def test_a_training_leaves_a_drafter_a_log_curves_and_a_record(kind, places, tmp
 
 
 def test_the_best_drafter_is_the_one_that_is_kept(places, tmp_path, monkeypatch):
-    saved = []
+    saved, written = [], []
     training = Training(options(*places, str(tmp_path), max_steps=24), lambda _: None)
     monkeypatch.setattr(training, "_keep", lambda: saved.append(training.progress.step))
-    monkeypatch.setattr(Training, "_write_metrics", lambda *_: None)
+    monkeypatch.setattr(training, "_write_metrics", written.append)
     for step, tokens in ((0, 2), (8, 6), (16, 4), (24, 5)):
         training.progress.step = step
         counted = evaluate.Acceptance(tokens=tokens, rounds=2)
         monkeypatch.setattr(training, "_acceptance", lambda counted=counted: counted)
         training._evaluate()
     assert saved == [0, 8] and training.progress.best == 3.0
+    assert [line["step"] for line in written if line["is_best"]] == saved
+
+
+def test_curves_name_no_folder_of_this_machine(places, tmp_path, monkeypatch):
+    """They are published with the drafter."""
+    pytest.importorskip("matplotlib")
+    titles = []
+    monkeypatch.setattr("hf_specdec.training.loop.draw", lambda metrics, path, title: titles.append(title))
+    train(options(*places, str(tmp_path), max_steps=1))
+    assert set(titles) == {f"eagle3 for {Path(places[1]).name}"}
+
+
+def test_a_single_process_asks_no_device_for_the_time(places, tmp_path):
+    """Some have no numbers of 64 bits; "meta" has no numbers at all."""
+    training = Training(options(*places, str(tmp_path), max_steps=3), lambda _: None)
+    training.accelerator = SimpleNamespace(num_processes=1, device=torch.device("meta"), is_main_process=True)
+    assert not training._is_over() and training._least(7) == 7 and training._is_due(0.0, 0.0, None)
+
+
+def test_a_process_without_a_held_out_text_counts_nothing(places, tmp_path):
+    """Counts of all processes are added, so they must have one shape."""
+    training = Training(replace(options(*places, str(tmp_path)), num_held_out=1), lambda _: None)
+    shapes = []
+
+    def reduce(values, how):
+        shapes.append(tuple(values.shape))
+        return values
+
+    for index in (0, 1):
+        training.accelerator = SimpleNamespace(
+            process_index=index, num_processes=2, device=torch.device("cpu"), reduce=reduce
+        )
+        counted = training._acceptance()
+        assert (counted.rounds > 0) == (index == 0) and len(counted.hits) == training.recipe.depth
+    assert shapes[:2] == shapes[2:]
 
 
 def test_a_drafter_on_disk_can_be_used_while_its_training_goes_on(places, tmp_path):
@@ -415,6 +462,7 @@ def test_broken_lines_are_shown_and_the_rest_is_learned(places, tmp_path, capsys
         (["eagle3", "--depth", "0"], "depth=0"),
         (["eagle3", "--coverage", "2"], "coverage=2.0"),
         (["draft", "--num-layers", "99"], "num_layers=99"),
+        (["eagle3", "--num-layers", "2"], "num_layers=2: eagle3 learns one layer"),
     ],
 )
 def test_wrong_options_are_one_clear_line(arguments, message, places, tmp_path, capsys):
@@ -441,6 +489,13 @@ def test_a_training_says_where_it_goes_on_and_when_nothing_is_left(places, tmp_p
     assert "Going on" not in shown[0] and "nothing left" not in shown[0] + shown[1]
     assert "Going on from step 1" in shown[1]
     assert "nothing left to do: this run ended at step 2" in shown[2] and "--max-steps" in shown[2]
+
+
+@pytest.mark.parametrize("text", ["5ms", "90sm", "h", "soon", ""])
+def test_times_that_are_none_are_refused(text, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "eagle3", "--data", str(tmp_path), "--output", str(tmp_path), "--time-budget", text])
+    assert f"{text!r} is no time; write for example 90s, 60m or 5h" in capsys.readouterr().err
 
 
 def test_a_training_must_end(places, tmp_path, capsys):

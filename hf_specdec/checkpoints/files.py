@@ -22,6 +22,8 @@ from hf_specdec.checkpoints.headers import TensorInfo
 
 # In the order in which they are looked for; an index names several files.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# Settings, weights, tokenizers and chat templates.
+_FETCHED = ("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt")
 
 
 def read_config(location: str) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def read_config(location: str) -> dict[str, Any]:
     path = fetch(location, "config.json")
     if path is None:
         raise ValueError(f"{location} has no config.json, so it holds no model and no drafter.")
-    return _read_json(path)
+    return read_json(path)
 
 
 def weight_files(location: str) -> list[Path]:
@@ -150,14 +152,17 @@ def snapshot(location: str, revision: str) -> str:
         ValueError: if the repository cannot be reached, or has no such revision.
     """
     try:
-        return snapshot_download(
-            location, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.bin", "*.jinja"]
-        )
+        return snapshot_download(location, revision=revision, allow_patterns=list(_FETCHED))
     except (OSError, ValueError) as error:
         raise ValueError(f"{location} could not be opened at revision {revision!r}: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ValueError: if it holds something else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -168,7 +173,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _shard_names(index: Path) -> list[str]:
-    names = _read_json(index).get("weight_map")
+    names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise ValueError(f"{index} has no weight_map.")
     for name in names.values():

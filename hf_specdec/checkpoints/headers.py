@@ -106,7 +106,9 @@ def of_hub(location: str, name: str) -> dict[str, TensorInfo] | None:
         return _parsed(read, f"{location}/{name}")
     except EntryNotFoundError:
         return None
-    except OSError as error:
+    except ValueError:
+        raise
+    except Exception as error:  # the Hub's, or of the HTTP library, which is another one in every other release
         raise ValueError(f"{name} of {location} could not be read: {error}") from error
 
 

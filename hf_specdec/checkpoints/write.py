@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hf_specdec.files import whole, write_text
 from hf_specdec.heads import EagleConfig, EagleHead
 
 
@@ -72,12 +72,12 @@ def write_head(head: EagleHead, folder: Path, dtype: torch.dtype = torch.bfloat1
         head: of kind "eagle3".
         folder: exists.
         dtype: of its weights on disk.
+
+    Raises:
+        ValueError: for EAGLE-1, which is read and not written.
     """
     tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in head_tensors(head).items()}
-    part = folder / f".model.safetensors.{os.getpid()}"
-    save_file(tensors, part, metadata={"format": "pt"})
-    os.replace(part, folder / "model.safetensors")
+    with whole(folder / "model.safetensors") as part:
+        save_file(tensors, part, metadata={"format": "pt"})
     settings = head_settings(head.config) | {"dtype": str(dtype).removeprefix("torch.")}
-    part = folder / f".config.json.{os.getpid()}"
-    part.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, folder / "config.json")
+    write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")

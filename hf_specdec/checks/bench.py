@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
-from hf_specdec.checks.documents import environment, publish, settings_of, write_json
+from hf_specdec.checks.documents import environment, publish, refuse_other_file, settings_of, write_json
 from hf_specdec.checks.questions import Question, read_questions
 from hf_specdec.checks.resuming import Kept, KeptSetting
-from hf_specdec.checks.running import Bench, logit_gap, rotated
+from hf_specdec.checks.running import Bench, clock, logit_gap, rotated
 from hf_specdec.checks.settings import BenchOptions, combinations
 from hf_specdec.checks.tables import profile_table, setting_title, table
 from hf_specdec.checks.variants import VARIANTS
@@ -26,6 +26,7 @@ __all__ = [
     "Bench",
     "BenchOptions",
     "Question",
+    "clock",
     "combinations",
     "environment",
     "logit_gap",
@@ -62,9 +63,11 @@ def run_bench(
         `settings`, a list of these.
 
     Raises:
-        ValueError: if a file, model or category does not exist or does not fit, or an unfinished benchmark of other
-            options lies beside the output.
+        ValueError: if a file, model or category does not exist or does not fit, the output lies in no folder that
+            exists or is a file that holds no such document, or an unfinished benchmark of other options lies beside it.
     """
+    if output is not None:
+        refuse_other_file(output)
     settings = [options] if isinstance(options, BenchOptions) else list(options)
     questions = read_questions(settings[0].questions, settings[0].categories, settings[0].limit)
     kept = None if output is None else Kept(output, settings, questions)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,28 @@ import transformers
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.files import refuse_homeless, write_text
 from hf_specdec.versions import commit
 
 
 def write_json(document: Any, path: Path) -> None:
     """Writes a document so that the file is either whole or not there."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def refuse_other_file(path: Path) -> None:
+    """Raises `ValueError` before a long run if its document could not be written, or only over what is none."""
+    refuse_homeless(path)
+    if path.exists() and not _is_document(path):
+        raise ValueError(f"{path} holds no document of a benchmark, and would be overwritten. Name another file.")
+
+
+def _is_document(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # no JSON, or no text
+        return False
+    return isinstance(found, dict) and bool({"settings", "variants"} & set(found))
 
 
 def settings_of(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -30,10 +43,10 @@ def settings_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def publish(document: dict[str, Any], output: Path | None = None) -> None:
-    """Prints a document as one line, the last of a benchmark, and keeps it in a file if one is named."""
+    """Prints a document as one line, the last of a benchmark, then keeps it in a file if one is named."""
+    print(json.dumps(document), flush=True)
     if output is not None:
         write_json(document, output)
-    print(json.dumps(document))
 
 
 def environment(model: PreTrainedModel) -> dict[str, Any]:

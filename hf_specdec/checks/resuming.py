@@ -37,7 +37,7 @@ class Kept:
         if path.is_file():
             self.refuse_other("options", _read(path), asked)
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             write_json(asked, path)
 
     def setting(self, number: int) -> KeptSetting:

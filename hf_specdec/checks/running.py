@@ -117,7 +117,7 @@ class Bench:
                 if keep is not None:
                     keep(number, batches[-1])
                 if console is not None and not console.is_terminal:
-                    console.print(f"{number + 1}/{len(groups)} {group[0].category}")  # a log shows no bar
+                    console.print(f"{number + 1}/{len(groups)} {group[0].category}", markup=False)  # a log shows no bar
         return batches
 
     def ask(self, name: str, group: list[Question], max_new_tokens: int, turns: str) -> Run:
@@ -207,9 +207,9 @@ class Bench:
         inputs = encode(self.tokenizer, chats, self.model.device)
         arguments = self._arguments(name) | {"max_new_tokens": max_new_tokens}
         passes_before = self.target_passes
-        start = _now(self.model)
+        start = clock(self.model.device)
         output = self.model.generate(**inputs, **arguments)
-        run.seconds += _now(self.model) - start
+        run.seconds += clock(self.model.device) - start
         run.target_passes += self.target_passes - passes_before
         if (stats := hf_specdec.last_stats(self.model)) is not None:
             run.stats = run.stats or SpecStats()
@@ -272,10 +272,10 @@ def _end_ids(model: PreTrainedModel) -> set[int]:
     return set(ends) if isinstance(ends, list) else {ends}
 
 
-def _now(model: PreTrainedModel) -> float:
-    """The time when all that was asked of the device is done."""
-    if model.device.type != "cpu":
-        torch.accelerator.synchronize(model.device)
+def clock(device: torch.device) -> float:
+    """The time when all that was asked of the device is done, in seconds."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
@@ -288,7 +288,7 @@ def _batch_entry(batch: Batch) -> dict[str, Any]:
 
 def _progress(console: Console | None) -> Any:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hf_specdec import host
@@ -144,10 +145,17 @@ def _recorded(drafter: Side) -> tuple[str | None, str | None, str | None]:
     if (ours := Provenance.read(settings, drafter.name)) is not None:
         return ours.target, ours.target_revision, ours.tokenizer_fingerprint
     keys = (*_TARGETS, *_BASES) if drafter.kind in HEADS else _TARGETS
-    verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
-    name = verifier.get("name_or_path") or next((settings[key] for key in keys if settings.get(key)), None)
-    revision = settings.get("target_revision") or verifier.get("revision")
-    return name, revision, settings.get("tokenizer_fingerprint")
+    speculators = settings.get("speculators_config")
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    verifier = verifier if isinstance(verifier, dict) else {}
+    names = [verifier.get("name_or_path"), *(settings.get(key) for key in keys)]
+    revisions = (settings.get("target_revision"), verifier.get("revision"))
+    return _text_among(names), _text_among(revisions), _text_among([settings.get("tokenizer_fingerprint")])
+
+
+def _text_among(values: Iterable[Any]) -> str | None:
+    """The first that is a text; others' settings may hold anything."""
+    return next((value for value in values if value and isinstance(value, str)), None)
 
 
 def context(target: Side, drafter: Side, num_tokens: int | None) -> list[Finding]:

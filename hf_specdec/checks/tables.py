@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from hf_specdec.checks.report import HOST_LOOKUP, PLAIN
@@ -38,7 +39,7 @@ def lengths_table(document: dict[str, Any]) -> Table:
     shown = _empty_table("Tokens a round, the target's own included", list(variants))
     for category in variants[PLAIN]["by_category"]:
         groups = (figures["by_category"][category] for figures in variants.values())
-        shown.add_row(category, *(f"{group['mean_acceptance_length']:.2f}" for group in groups))
+        shown.add_row(escape(category), *(f"{group['mean_acceptance_length']:.2f}" for group in groups))
     return shown
 
 
@@ -77,7 +78,7 @@ def _speedups_table(variants: dict[str, Any], base: str) -> Table:
     title = f"Speed-up against {base}: median of paired ratios (95 % interval)"
     shown = _empty_table(title, list(variants))
     for category in variants[PLAIN]["by_category"]:
-        shown.add_row(category, *(_ratio(figures["by_category"][category]) for figures in variants.values()))
+        shown.add_row(escape(category), *(_ratio(figures["by_category"][category]) for figures in variants.values()))
     return shown
 
 
@@ -85,7 +86,7 @@ def _empty_table(title: str, columns: list[str]) -> Table:
     shown = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), title=title, title_justify="left")
     shown.add_column("")
     for heading in variant_labels(columns).values():
-        shown.add_column(heading, justify="right", overflow="fold")
+        shown.add_column(escape(heading), justify="right", overflow="fold")
     return shown
 
 

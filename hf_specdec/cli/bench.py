@@ -59,7 +59,6 @@ def _run_bench(arguments: argparse.Namespace) -> None:
 
     from hf_specdec.checks.bench import BenchOptions, combinations, publish, run_bench
     from hf_specdec.checks.plots import draw_plots
-    from hf_specdec.pictures import require_matplotlib
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -68,14 +67,20 @@ def _run_bench(arguments: argparse.Namespace) -> None:
     told = {several.get(name, name): getattr(arguments, name) for name in BenchOptions.__dataclass_fields__}
     settings = combinations(**told | {"targets": arguments.target or [None]})
     if arguments.plots is not None:
-        require_matplotlib()  # before the run, which may be long
+        _refuse_plots(arguments.plots)
     document = run_bench(settings, console, arguments.output, arguments.profile)
-    if arguments.plots is not None:
-        draw_plots(document, arguments.plots, console)
-    if sys.stdout.isatty():  # thousands of characters would push the tables off the screen
-        kept = (
-            f"The whole document is in {arguments.output}." if arguments.output else "--output FILE keeps all figures."
-        )
-        console.print(kept, highlight=False)
+    if arguments.output is not None and sys.stdout.isatty():  # it would push the tables off the screen
+        console.print(f"The whole document is in {arguments.output}", highlight=False)
     else:
         publish(document)
+    if arguments.plots is not None:
+        draw_plots(document, arguments.plots, console)
+
+
+def _refuse_plots(folder: Path) -> None:
+    """Raises `ValueError` before a run, which may be long, if nothing could be drawn behind it."""
+    from hf_specdec.pictures import require_matplotlib
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--plots {folder} is a file; name a folder.")
+    require_matplotlib()

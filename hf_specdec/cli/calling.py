@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from hf_specdec.cli.shared import given
@@ -90,9 +89,3 @@ def recorded(arguments: argparse.Namespace, model: Any, tokenizer: Any, trace: A
     }
     check = hf_specdec.check(model, arguments.assistant, tokenizer=tokenizer, batch=len(trace.prompts))
     return Run.of(trace, tokenizer, about, check)
-
-
-def refuse_homeless(path: Path) -> None:
-    """Raises `ValueError` before a long call if its result could not be written."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: it is a folder, or lies in none that exists. Name another file.")

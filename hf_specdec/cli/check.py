@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hf_specdec.cli.shared import add_placement, command
+from hf_specdec.cli.shared import add_placement, command, told
 
 
 def add(commands: Any) -> None:
@@ -32,6 +32,9 @@ def _run_check(arguments: argparse.Namespace) -> int:
     from hf_specdec import check
     from hf_specdec.checks.show import show
 
+    unused = [option for name, option in told(arguments).items() if name in ("dtype", "device")]
+    if unused and not arguments.measure:
+        raise ValueError(f"{', '.join(unused)} says how to measure; give --measure too, or leave that out.")
     given = ("context", "batch", "measure", "dtype", "device", "trust_remote_code")
     report = check(arguments.target, arguments.drafter, **{name: getattr(arguments, name) for name in given})
     if arguments.json:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.cli.calling import add_generation, generate, generation_settings, recorded, refuse_homeless
+from hf_specdec.cli.calling import add_generation, generate, generation_settings, recorded
 from hf_specdec.cli.shared import add_assistant, add_model_options, command
 
 
@@ -27,6 +27,7 @@ def _run_generate(arguments: argparse.Namespace) -> None:
     from transformers import TextStreamer
 
     import hf_specdec
+    from hf_specdec.files import refuse_homeless
     from hf_specdec.loading import load_target
 
     settings = generation_settings(arguments)

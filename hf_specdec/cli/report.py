@@ -6,8 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.cli.calling import add_generation, generate, generation_settings, recorded, refuse_homeless
-from hf_specdec.cli.shared import add_assistant, add_model_options, command
+from hf_specdec.cli.calling import add_generation, generate, generation_settings, recorded
+from hf_specdec.cli.shared import add_assistant, add_model_options, command, told
+
+# What `hf-specdec report` reads itself; all else is about a call that is to be made.
+_OF_THE_PAGE = {"command", "recorded", "output", "save_run"}
 
 
 def add(commands: Any) -> None:
@@ -28,10 +31,13 @@ def add(commands: Any) -> None:
 
 
 def _run_report(arguments: argparse.Namespace) -> None:
+    from hf_specdec.files import refuse_homeless
     from hf_specdec.pages import Run, write_page
 
     if (arguments.recorded is None) == (not arguments.prompt):
         raise ValueError("give either a RUN.json that was recorded, or a --prompt to make a call with.")
+    if arguments.recorded is not None:
+        _refuse_options_of_a_call(arguments)
     named = [path.resolve() for path in (arguments.recorded, arguments.output, arguments.save_run) if path is not None]
     if len(set(named)) < len(named):
         raise ValueError(f"{arguments.output} is named twice; the page and the recorded run need files of their own.")
@@ -41,6 +47,14 @@ def _run_report(arguments: argparse.Namespace) -> None:
     if arguments.save_run is not None:
         run.save(arguments.save_run)
     print(write_page(run, arguments.output))
+
+
+def _refuse_options_of_a_call(arguments: argparse.Namespace) -> None:
+    if unused := [option for name, option in told(arguments).items() if name not in _OF_THE_PAGE]:
+        raise ValueError(
+            f"{arguments.recorded} holds a call that was made already, so {', '.join(unused)} would say nothing. Leave "
+            "that out, or give a --prompt instead of the file."
+        )
 
 
 def _traced(arguments: argparse.Namespace) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 
 def command(commands: Any, name: str, run: Any, purpose: str) -> argparse.ArgumentParser:
-    """A new command: its parser, and what runs it."""
+    """A new command: its parser, and what runs it with the parsed arguments, the parser itself among them."""
     parser = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -38,6 +38,13 @@ def options(kind: Any, arguments: argparse.Namespace) -> Any:
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Those of the named arguments that were given."""
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def told(arguments: argparse.Namespace) -> dict[str, str]:
+    """The arguments that are not what they are without being given, each as the user writes it."""
+    parser = arguments.parser
+    changed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
+    return {name: f"--{name.replace('_', '-')}" for name in changed}
 
 
 def names(text: str) -> tuple[str, ...]:

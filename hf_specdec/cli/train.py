@@ -74,6 +74,6 @@ def _seconds(text: str) -> float:
     """A time such as "90s", "60m" or "5h"; a number alone means seconds."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
-        return float(text.rstrip("smh")) * units[text[-1]] if text[-1:] in units else float(text)
+        return float(text[:-1]) * units[text[-1]] if text[-1:] in units else float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write for example 90s, 60m or 5h") from error

@@ -13,8 +13,8 @@ from string import Template
 from typing import Any
 from unicodedata import category
 
+from hf_specdec.files import write_text
 from hf_specdec.pages.charts import Curve, bar, curves, sample
-from hf_specdec.pages.files import write_text
 from hf_specdec.pages.pieces import Pieces
 from hf_specdec.pages.run import Run
 from hf_specdec.rounds import BONUS, CORRECTION, PLAIN, RowRound

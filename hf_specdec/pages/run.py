@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.checks.findings import LEVELS, CompatReport, Finding
-from hf_specdec.pages.files import write_text
+from hf_specdec.files import write_text
 from hf_specdec.pages.pieces import Pieces, pieces_of, prompt_texts
 from hf_specdec.rounds import Trace
 

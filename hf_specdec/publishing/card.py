@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from yaml import YAMLError
 
 from hf_specdec.checkpoints import files
+from hf_specdec.files import write_text
 from hf_specdec.provenance import Provenance
 
 CARD_NAME = "README.md"
@@ -73,11 +74,11 @@ class Facts:
                 f"{folder}/config.json does not say what the drafter was made for; write it with save_pretrained or "
                 "hf-specdec train, or give the folder a README.md of your own."
             )
-        training = _json(folder / "training.json") if (folder / "training.json").is_file() else {}
+        training = files.read_json(folder / "training.json") if (folder / "training.json").is_file() else {}
         log = folder / "metrics.jsonl"
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
         benches, checks = (
-            {p.name: _json(p) for p in sorted(folder.glob(name))} for name in ("bench*.json", "check*.json")
+            {p.name: files.read_json(p) for p in sorted(folder.glob(name))} for name in ("bench*.json", "check*.json")
         )
         try:
             metrics = [json.loads(line) for line in lines if line.strip()]
@@ -113,10 +114,7 @@ def write_card(folder: str | Path, repo_id: str, license: str | None = None) -> 
     facts = Facts.of(Path(folder))
     metadata = _metadata(facts, license).to_yaml()
     text = f"---\n{metadata}\n---\n\n{MARK}\n\n" + "\n".join(_sections(facts, repo_id))
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-    return path
+    return write_text(path, text)
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -235,7 +233,7 @@ def _training_section(facts: Facts) -> list[str]:
             "",
         ]
     if facts.metrics:
-        best = max(facts.metrics, key=lambda line: line["acceptance_length"])
+        best = _kept(facts.metrics)
         positions = ", ".join(f"{value:.3f}" for value in best["acceptance_by_position"] if value is not None)
         text += [
             f"Held-out acceptance length {best['acceptance_length']:.3f} after {best['answer_tokens']} answer tokens "
@@ -253,16 +251,17 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if minutes >= 60 else f"{minutes} minute{'s' if minutes > 1 else ''}"
 
 
+def _kept(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    """The evaluation of the drafter that lies there: the last that was the best so far.
+
+    Held-out texts may have grown on the way, and then which is the best was judged anew. Older logs do not say when.
+    """
+    if judged := [line for line in metrics if line.get("is_best")]:
+        return judged[-1]
+    same_texts = [line for line in metrics if line.get("held_out") == metrics[-1].get("held_out")]
+    return max(same_texts, key=lambda line: line["acceptance_length"])
+
+
 def _check_section(report: dict[str, Any]) -> list[str]:
     lines = [f"- {found['level']}: {found['topic']}: {found['found']}" for found in report["findings"]]
     return ["## Checked", "", f"`hf-specdec check` says: {report['level']}.", "", *lines, ""]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}; an object was expected.")
-    return found

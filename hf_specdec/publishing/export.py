@@ -185,11 +185,14 @@ def _safeailab(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, Any]
 def _one_layer(head: EagleHead, format: str) -> EagleConfig:
     """The config of a head that these engines can compute."""
     config = _eagle3(head, format)
-    plain = EagleConfig.__dataclass_fields__
     unusual = [name for name in ("norm_before_residual", "norm_before_fc", "fc_bias") if getattr(config, name)]
-    if config.mask_token_id is not None or len(config.layers) > 1 or unusual or not config.final_norm:
-        reason = "drafts all tokens at once" if config.mask_token_id is not None else f"has {len(config.layers)} layers"
-        reason = f"sets {', '.join(name for name in unusual if name in plain)}" if unusual else reason
+    reasons = {
+        f"sets {', '.join(unusual)}": bool(unusual),
+        "drafts all tokens at once": config.mask_token_id is not None,
+        f"has {len(config.layers)} layers": len(config.layers) > 1,
+        "has no final norm": not config.final_norm,
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise ValueError(f"Format {format} holds heads with one plain layer; this one {reason}. Use vllm-speculators.")
     return config
 

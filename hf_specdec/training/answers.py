@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from hf_specdec.rows import HUB_PREFIX, TURNS, Conversation
 from hf_specdec.training.examples import (
     RECORD_NAME,
     Example,
+    conversation_name,
     next_index,
     read_examples,
     read_record,
@@ -43,7 +44,7 @@ from hf_specdec.training.prompts import (
     users_texts,
 )
 from hf_specdec.training.themes import THEMES, read_themes
-from hf_specdec.training.writing import write
+from hf_specdec.training.writing import Written, write
 from hf_specdec.vocabulary import tokenizer_fingerprint
 
 _SHARE_GREEDY = 0.5
@@ -138,12 +139,14 @@ class Asked:
         ids: the same, as the target reads them.
         later: what is said between its further answers.
         source: see `Example`.
+        conversation: see `Example`.
     """
 
     chat: Chat
     ids: list[int]
     later: Conversation
     source: str
+    conversation: str | None = None
 
 
 class DataMaker:
@@ -235,9 +238,10 @@ class DataMaker:
         written: list[Asked] = []
         if self.writer is not None:
             passages = [self._text(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
-            texts = self.writer.write(round(count * share), f"{self.options.seed} {index}", passages)
+            texts = self.writer.write(max(1, round(count * share)), f"{self.options.seed} {index}", passages)
             written = self._fresh([[[{"role": "user", "content": text}]] for text in texts], "self")
-        wanted = round(len(written) * (1 - share) / share) if share > 0 else count
+        # Where nothing usable was written the others go on: the next round writes others.
+        wanted = round(len(written) * (1 - share) / share) if written else round(count * (1 - share))
         given: list[Asked] = []
         while self.given and len(given) < wanted:
             given.append(self.given.pop())
@@ -308,7 +312,7 @@ class DataMaker:
                 prompts, heat = [one.ids for one, _ in batch], [temperature for _, temperature in batch]
                 texts = write(self.model, prompts, heat, self.options.max_new_tokens, self.ends, generator)
                 for (one, temperature), text in zip(batch, texts, strict=True):
-                    example = Example(tuple(one.ids), tuple(text.tokens), temperature, one.source, text.finished)
+                    example = _example(one, text, temperature)
                     answered.append(example)
                     going_on += [(turn, temperature) for turn in self._next_turn(one, example)]
             heated = going_on
@@ -322,9 +326,10 @@ class DataMaker:
             return []
         said, *later = asked.later
         try:
-            return [self._turn([*asked.chat, {"role": "assistant", "content": text}, *said], later, asked.source)]
+            turn = self._turn([*asked.chat, {"role": "assistant", "content": text}, *said], later, asked.source)
         except ValueError:  # too long by now
             return []
+        return [replace(turn, conversation=asked.conversation or conversation_name(asked.ids))]
 
     # --- the record ---
 
@@ -339,7 +344,10 @@ class DataMaker:
             write_record(self.options.output, own)  # before there is any answer that might be taken for another's
             return own
         found = read_record(self.options.output)
-        made_for = TargetFingerprint.from_dict(found.get("target_fingerprint"))
+        try:
+            made_for = TargetFingerprint.from_dict(found.get("target_fingerprint"))
+        except ValueError as error:
+            raise ValueError(f"{self.options.output / RECORD_NAME}: {error}") from error
         difference = made_for.difference(TargetFingerprint.of(self.model))
         if found.get("tokenizer_fingerprint") != own["tokenizer_fingerprint"]:
             difference = "the tokenizer is another one"
@@ -369,6 +377,11 @@ class DataMaker:
         self.record |= {"settings": settings, "counts": counts}
         write_record(self.options.output, self.record)
         return self.record
+
+
+def _example(asked: Asked, text: Written, temperature: float) -> Example:
+    prompt, answer = tuple(asked.ids), tuple(text.tokens)
+    return Example(prompt, answer, temperature, asked.source, text.finished, asked.conversation)
 
 
 def end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

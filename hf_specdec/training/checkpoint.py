@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_specdec.training.examples import part_of
+from hf_specdec.files import whole
 
 STATE_NAME = "training-state.safetensors"
 
@@ -159,16 +159,13 @@ def restore(tensors: dict[str, Tensor], weights: Weights, optimizers: list[torch
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Writes a file of tensors that appears whole or not at all."""
-    part = part_of(path)
     try:
-        save_file(tensors, part, metadata=metadata | {"format": "pt"})
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with whole(path) as part:
+            save_file(tensors, part, metadata=metadata | {"format": "pt"})
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
     except SafetensorError as error:  # how the library says that the disk is full
         raise OSError(f"{path} could not be written: {error}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _behind(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -12,11 +12,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from hf_specdec.files import whole
 
 RECORD_NAME = "data.json"
 SOURCES = ("self", "file", "hub")
@@ -34,6 +36,7 @@ class Example:
         temperature: the answer was sampled at; 0 is greedy.
         source: who wrote the prompt: "self" (the target), "file" or "hub".
         finished: whether the target ended the answer; otherwise it was cut at the limit.
+        conversation: of a later turn of a conversation, `conversation_name` of its first prompt.
 
     Raises:
         ValueError: if a field is of another type, or prompt or answer is empty.
@@ -44,6 +47,7 @@ class Example:
     temperature: float
     source: str
     finished: bool
+    conversation: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("prompt", "answer"):
@@ -54,6 +58,8 @@ class Example:
             raise ValueError(f"source={self.source!r} must be one of {', '.join(SOURCES)}.")
         if not isinstance(self.finished, bool):
             raise ValueError(f"finished={self.finished!r} must be true or false.")
+        if self.conversation is not None and not _is_name(self.conversation):
+            raise ValueError(f"conversation={self.conversation!r} must be 16 hexadecimal digits.")
 
 
 def read_examples(folder: str | os.PathLike[str]) -> list[Example]:
@@ -91,7 +97,7 @@ def read_examples(folder: str | os.PathLike[str]) -> list[Example]:
 def write_shard(folder: str | os.PathLike[str], index: int, examples: Iterable[Example]) -> Path:
     """Writes one shard of a data folder; it appears whole or not at all."""
     path = Path(folder) / f"answers-{index:05d}.jsonl"
-    write_whole(path, "".join(json.dumps(asdict(example)) + "\n" for example in examples))
+    write_whole(path, "".join(json.dumps(_fields(example)) + "\n" for example in examples))
     return path
 
 
@@ -129,7 +135,8 @@ def write_record(folder: str | os.PathLike[str], record: dict[str, Any]) -> None
 def is_held_out(example: Example, share: float) -> bool:
     """Whether an example is for evaluation and not for training.
 
-    The prompt alone decides, so data that grow never move an example, and all answers to a prompt stay together.
+    The prompt alone decides, of a conversation the first one, so data that grow never move an example, and all answers
+    to a prompt and all turns of a conversation stay together.
 
     Args:
         example: any.
@@ -140,8 +147,12 @@ def is_held_out(example: Example, share: float) -> bool:
     """
     if not 0 <= share < 1:
         raise ValueError(f"share={share!r} must be at least 0 and less than 1.")
-    digest = blake2b(json.dumps(example.prompt).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
+    return int(example.conversation or conversation_name(example.prompt), 16) < share * 2**64
+
+
+def conversation_name(prompt: Sequence[int]) -> str:
+    """What tells a conversation from others: a digest of its first prompt, as hexadecimal digits."""
+    return blake2b(json.dumps(prompt).encode(), digest_size=8).hexdigest()
 
 
 def show_left_out(found: list[str], where: str, what: str = "broken lines") -> None:
@@ -150,11 +161,6 @@ def show_left_out(found: list[str], where: str, what: str = "broken lines") -> N
         shown = "\n".join(f"  {one}" for one in found[:_NUM_SHOWN])
         more = f"\n  and {len(found) - _NUM_SHOWN} more" if len(found) > _NUM_SHOWN else ""
         print(f"{where}: {len(found)} {what} are left out:\n{shown}{more}", file=sys.stderr)
-
-
-def part_of(path: Path) -> Path:
-    """Where a file is written before it appears."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def remove_parts(folder: str | os.PathLike[str]) -> None:
@@ -169,23 +175,27 @@ def remove_parts(folder: str | os.PathLike[str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    part = part_of(path)
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Writes a file that appears whole or not at all, even if the machine stops."""
+    with whole(path) as part, part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _parsed(line: str) -> Example:
     fields = json.loads(line)
-    if not isinstance(fields, dict) or set(fields) != set(Example.__dataclass_fields__):
+    if not isinstance(fields, dict) or {*fields, "conversation"} != set(Example.__dataclass_fields__):
         raise ValueError(f"expected an object with {', '.join(Example.__dataclass_fields__)}")
     return Example(**fields)
+
+
+def _fields(example: Example) -> dict[str, Any]:
+    """What stands in a line; a text of one turn says nothing of a conversation."""
+    return {name: value for name, value in asdict(example).items() if value is not None}
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name) is not None
 
 
 def _token_ids(name: str, ids: Any) -> tuple[int, ...]:

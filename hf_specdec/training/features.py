@@ -5,7 +5,7 @@ One file an example, so the store may grow with the data, survives a kill at any
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,7 +19,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hf_specdec import host
-from hf_specdec.training.examples import Example, part_of
+from hf_specdec.files import whole
+from hf_specdec.fingerprints import TargetFingerprint
+from hf_specdec.training.examples import Example, write_whole
+
+RECORD_NAME = "features.json"
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,9 @@ class FeatureStore:
         folder: where states are kept; `None` computes them anew every time.
         max_bytes: the most the folder may hold; examples beyond it are computed anew every time.
         device: where texts are handed out.
+
+    Raises:
+        ValueError: if the folder holds states of another target, or in another dtype.
     """
 
     def __init__(
@@ -64,7 +71,22 @@ class FeatureStore:
         self.num_bytes = 0
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_other_states(folder / RECORD_NAME)
             self.num_bytes = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
+
+    def _refuse_other_states(self, record: Path) -> None:
+        """Files are named after their texts alone, so the folder says whose states they hold."""
+        own = {
+            "target_fingerprint": TargetFingerprint.of(self.target).to_dict(),
+            "dtype": str(self.target.dtype).removeprefix("torch."),
+        }
+        if not record.is_file():  # new, or of a release that kept no record
+            write_whole(record, json.dumps(own) + "\n")
+        elif json.loads(record.read_text(encoding="utf-8")) != own:
+            raise ValueError(
+                f"{record.parent} holds hidden states of another target or dtype ({record.name}); give another folder "
+                "with --cache, or remove that one."
+            )
 
     def bytes_of(self, examples: Sequence[Example]) -> int:
         """How much room the states of these examples take."""
@@ -134,10 +156,6 @@ class FeatureStore:
         if self.num_bytes + len(content) > self.max_bytes:
             return
         path.parent.mkdir(exist_ok=True)
-        part = part_of(path)
-        try:
+        with whole(path) as part:
             part.write_bytes(content)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
         self.num_bytes += len(content)

@@ -274,15 +274,13 @@ class Training:
 
     def _is_over(self) -> bool:
         """Whether any process has reached a limit; all learn at the rate of the one that is furthest."""
-        fraction = torch.tensor([self._fraction()], dtype=torch.float64, device=self.accelerator.device)
-        self.fraction = float(self.accelerator.gather(fraction).max())
+        self.fraction = float(self._gathered(torch.tensor([self._fraction()], dtype=torch.float64)).max())
         return self.fraction >= 1
 
     def _is_due(self, since: float, seconds: float, steps: int | None) -> bool:
         if steps is not None:
             return self.progress.step % steps == 0
-        is_due = torch.tensor([float(time.monotonic() - since >= seconds)], device=self.accelerator.device)
-        return bool(self.accelerator.reduce(is_due, "sum") > 0)
+        return bool(self._summed(torch.tensor([float(time.monotonic() - since >= seconds)])) > 0)
 
     def _step(self, batches: Sequence[tuple[int, list[Example]]]) -> None:
         """One step of the optimisers over some batches, which the processes share."""
@@ -324,7 +322,13 @@ class Training:
 
     def _least(self, count: int) -> int:
         """The least count of all processes."""
-        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).min())
+        return int(self._gathered(torch.tensor([count])).min())
+
+    def _gathered(self, values: Tensor) -> Tensor:
+        """The values of all processes, one behind the other."""
+        if self.accelerator.num_processes == 1:  # not every device has numbers of 64 bits
+            return values
+        return self.accelerator.gather(values.to(self.accelerator.device))
 
     def _summed(self, values: Tensor) -> Tensor:
         if self.accelerator.num_processes == 1:
@@ -346,6 +350,7 @@ class Training:
         The state is saved at once.
         """
         counted = self._acceptance()
+        is_best = counted.length > self.progress.best
         loss, count = self.progress.loss
         metrics = self._line("evaluation") | {
             "loss": loss / count if count else None,
@@ -353,9 +358,9 @@ class Training:
             "acceptance_by_position": counted.by_position,
             "agreement_by_position": counted.unconditional,
             "counts": asdict(counted),
+            "is_best": is_best,
         }
         self.progress.loss = (0.0, 0)
-        is_best = counted.length > self.progress.best
         self.progress.best = max(self.progress.best, counted.length)
         if self.accelerator.is_main_process:
             if is_best:
@@ -363,13 +368,14 @@ class Training:
             self._write_metrics(metrics)
             self._draw()
             self._write_record()
-        self._report(metrics | {"is_best": is_best})
+        self._report(metrics)
         self.evaluated = time.monotonic()
         self._save()  # a run that goes on from an older state might take a worse drafter for the best
 
     @torch.no_grad()
     def _acceptance(self) -> evaluate.Acceptance:
-        counted = evaluate.Acceptance()
+        nothing = (0,) * self.recipe.depth  # a process may have no text at all, and counts must have one shape
+        counted = evaluate.Acceptance(nothing, nothing, nothing, nothing)
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
         for start in range(0, len(mine), 8):
             agreed = self.recipe.agreement(self.store.texts(mine[start : start + 8]))
@@ -414,7 +420,7 @@ class Training:
     def _draw(self) -> None:
         learned = [entry for entry in read_metrics(self.folder / METRICS_NAME) if entry["loss"] is not None]
         if learned and find_spec("matplotlib") is not None:
-            draw(learned, self.folder / CURVES_NAME, f"{self.options.kind} for {self.options.target or 'demo model'}")
+            draw(learned, self.folder / CURVES_NAME, f"{self.options.kind} for {target_name(self.target)}")
 
     def _write_record(self) -> None:
         record = {"options": asdict(self.options), "recipe": self.recipe.describe(), "target": self.progress.target}

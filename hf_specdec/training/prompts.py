@@ -14,7 +14,7 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_specdec.rows import FIELDS, Conversation, conversation_of, file_rows, read_rows
+from hf_specdec.rows import FIELDS, Conversation, conversation_of, file_rows, read_rows, users_texts_of
 from hf_specdec.training.examples import show_left_out
 from hf_specdec.training.themes import COMPLETE_ABOUT_TEXT, OPEN_ABOUT_TEXT, Theme
 from hf_specdec.training.writing import write
@@ -217,13 +217,12 @@ class HeldOut:
         self.texts: set[str] = set()
         for number, line in [] if self.path is None else file_rows(str(self.path)):
             try:
-                asked = conversation_of(line, "all")
+                self.texts |= {normalised(text) for text in users_texts_of(line)}
             except ValueError as error:
                 raise ValueError(
                     f"{self.path}, line {number}: {error}. What cannot be read cannot be kept out of the data: mend "
                     "the line or remove it."
                 ) from error
-            self.texts |= {normalised(text) for text in users_texts(asked)}
         self.texts.discard("")
         self.long_texts = [text for text in self.texts if len(text) >= _MIN_COMMON]
         if self.path is not None and not self.texts:

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_specdec.heads import EagleHead
+from hf_specdec.heads import EagleConfig, EagleHead
 from hf_specdec.heads.eagle import rotated
+from hf_specdec.training.examples import Example
 from hf_specdec.training.features import Text
 from hf_specdec.training.losses import cross_entropy, mean_rows
-from hf_specdec.training.recipes.base import Losses
+from hf_specdec.training.recipes.base import Losses, RecipeOptions
 from hf_specdec.training.recipes.heads import HeadRecipe
 
 
@@ -63,6 +64,14 @@ class Eagle3(HeadRecipe):
     """
 
     name = "eagle3"
+
+    @classmethod
+    def config(
+        cls, target: Any, draft_vocab_size: int, options: RecipeOptions, examples: Sequence[Example]
+    ) -> EagleConfig:
+        if options.num_layers != 1:
+            raise ValueError(f"num_layers={options.num_layers}: eagle3 learns one layer; give 1, or train a p-eagle.")
+        return super().config(target, draft_vocab_size, options, examples)
 
     def losses(self, texts: Sequence[Text], seed: int = 0) -> Losses:
         rows = self.rows(texts)
