@@ -182,15 +182,6 @@ def test_check_says_that_a_file_is_no_folder(target, tmp_path, capsys):
         assert "is a file; give the folder it lies in" in capsys.readouterr().err
 
 
-def test_bench_refuses_a_folder_as_its_output_before_it_measures(target, tmp_path, capsys):
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text(json.dumps({"prompt": SENTENCES[0]}) + "\n")
-    assert main(["bench", "--target", target, "--questions", str(questions), "--output", str(tmp_path)]) == 2
-    shown = capsys.readouterr()
-    assert "is a folder; name a file" in shown.err and "tokens/second" not in shown.err
-    assert not tmp_path.with_name(f"{tmp_path.name}.partial").exists()
-
-
 def test_a_file_in_place_of_an_output_folder_is_named(target, tmp_path, capsys):
     path = tmp_path / "data"
     path.write_text("")

@@ -25,12 +25,10 @@ class Kept:
         questions: that are asked.
 
     Raises:
-        ValueError: if the folder holds a benchmark of other options or questions, or `output` itself is a folder.
+        ValueError: if the folder holds a benchmark of other options or questions.
     """
 
     def __init__(self, output: Path, settings: Sequence[BenchOptions], questions: Sequence[Question]):
-        if output.is_dir():  # found out at the end, hours would be gone
-            raise ValueError(f"{output} is a folder; name a file for the document, such as {output / 'bench.json'}.")
         self.folder = output.with_name(f"{output.name}.partial")
         asked = {"settings": [setting.published() for setting in settings], "questions": digest(questions)}
         path = self.folder / "options.json"
