@@ -143,8 +143,11 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> list[Compa
     with console.status("Warming up"):
         demo.warm_up()
     name = options.target or "SmolLM2-135M-Instruct"
-    where = f"{model.device}, {torch.get_num_threads()} threads" if model.device.type == "cpu" else str(model.device)
-    console.print(f"{name} in {options.dtype} on {where}; plain generation against {options.assistant!r}.")
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'s' if count != 1 else ''}" if model.device.type == "cpu" else ""
+    console.print(
+        f"{name} in {options.dtype} on {model.device}{threads}; plain generation against {options.assistant!r}."
+    )
     comparisons = [demo.compare(*prompt, console) for prompt in PROMPTS]
     console.rule("Result")
     console.print(_table(comparisons))

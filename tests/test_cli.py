@@ -131,6 +131,8 @@ def test_demo_compares_all_prompts(tmp_path):
         (["generate", "--prompt", "x", "--verification", "none"], "verification='none' is unknown"),
         (["demo", "--max-new-tokens", "0"], "max_new_tokens=0"),
         (["bench", "--questions", "no-such-file"], "no-such-file"),
+        (["bench", "--questions", "."], "'.' is a folder; a file is wanted here"),
+        (["report", "."], "'.' is a folder; a file is wanted here"),
         (["bench", "--questions", "no-such-file", "--plots", __file__], "is a file; name a folder"),
         (["check", "x/y", "suffix", "--device", "cpu"], "--device says how to measure; give --measure too"),
         (["bench", "--questions", "x", "--variants", "magic"], "variant 'magic' is unknown"),
@@ -143,6 +145,58 @@ def test_errors_of_users_are_one_line_and_exit_code_2(target, arguments, message
     assert main(arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1 and shown.startswith(f"hf-specdec {arguments[0]}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["demo"], ""),
+        (["data", "--output", "data"], "goes on where it was"),
+        (["train", "eagle3", "--data", "data", "--output", "drafter", "--epochs", "1"], "goes on where it was"),
+        (["bench", "--questions", "x", "--output", "bench.json"], "goes on where it was"),
+        (["bench", "--questions", "x"], ""),
+    ],
+)
+def test_an_interrupted_command_says_so_and_what_remains(arguments, hint, capsys, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_specdec.cli.quiet_host", interrupted)
+    assert main(arguments) == 130
+    shown = capsys.readouterr().err
+    assert f"hf-specdec {arguments[0]}: interrupted" in shown
+    assert ("goes on" in shown) == bool(hint)
+
+
+def test_check_names_the_strategies_where_a_drafter_is_neither_one_nor_there(target, hub, capsys):
+    assert main(["check", target, "sufix"]) == 2
+    shown = capsys.readouterr().err
+    assert "drafter='sufix' cannot be opened" in shown and "token-recycling" in shown and "no folder" in shown
+
+
+def test_check_says_that_a_file_is_no_folder(target, tmp_path, capsys):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"")
+    for pair in ([target, str(path)], [str(path), target]):
+        assert main(["check", *pair]) == 2
+        assert "is a file; give the folder it lies in" in capsys.readouterr().err
+
+
+def test_a_file_in_place_of_an_output_folder_is_named(target, tmp_path, capsys):
+    path = tmp_path / "data"
+    path.write_text("")
+    assert main(["data", "--target", target, "--device", "cpu", "--output", str(path), "--max-new-tokens", "8"]) == 2
+    assert f"'{path}' is a file; a folder is wanted here" in capsys.readouterr().err
+
+
+def test_bench_leaves_the_document_off_a_terminal(target, tmp_path, capsys, monkeypatch):
+    questions, saved = tmp_path / "questions.jsonl", tmp_path / "bench.json"
+    questions.write_text(json.dumps({"prompt": SENTENCES[0]}) + "\n")
+    arguments = ["bench", "--target", target, "--questions", str(questions), "--variants", "plain"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main([*arguments, "--max-new-tokens", "4", "--output", str(saved)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "" and str(saved) in shown.err.replace("\n", "") and saved.is_file()
 
 
 def test_unknown_arguments_exit_with_code_2():

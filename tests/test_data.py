@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -403,6 +404,13 @@ def options_for(files: Path, **changes) -> DataOptions:
 def made(options: DataOptions):
     record = make_data(options, QUIET)
     return record, read_examples(options.output)
+
+
+def test_a_terminal_shows_that_a_round_is_being_made(files):
+    for is_terminal in (True, False):
+        console = Console(file=io.StringIO(), width=200, force_terminal=is_terminal)
+        make_data(options_for(files, output=files / f"data-{is_terminal}", tokens=1), console)
+        assert ("Shard 0: the target writes" in console.file.getvalue()) == is_terminal
 
 
 def test_data_hold_the_answers_of_the_target(files, capsys):

@@ -290,6 +290,10 @@ def test_the_check_reads_the_record(eagle, target, tokenizer, tmp_path):
         findings = hf_specdec.check(str(tmp_path / place), folder).findings
         found = next(finding for finding in findings if finding.topic == "trained for")
         assert found.level == level and "org/target" in found.found
+    stranger = tiny(seed=9, vocab=len(tokenizer), num_hidden_layers=DEPTH, dtype=torch.float32)
+    stranger.save_pretrained(tmp_path / "other")  # of the same shapes: only weights tell, and none are read
+    found = [f for f in hf_specdec.check(str(tmp_path / "other"), folder).findings if f.topic == "trained for"]
+    assert found[0].level == "warning" and "generate() refuses" in found[0].speed
     other = trained_tokenizer()
     other.add_tokens("<other>")
     other.save_pretrained(tmp_path / "target")
@@ -559,6 +563,20 @@ def test_names_under_which_nothing_could_be_opened_are_refused(name, eagle, targ
     assert not hub.repositories and not (folder / "README.md").exists()
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(20, "1 minute"), (1500, "25 minutes"), (4320, "1.2 hours")])
+def test_the_card_says_how_long_the_training_took(seconds, said, eagle, target, tmp_path):
+    folder = eagle.save_pretrained(tmp_path / "d", target, name="org/target", recipe={"depth": 7})
+    (folder / "training.json").write_text(json.dumps({"progress": {"seconds": seconds}}))
+    assert f"Trained for {said}." in write_card(folder, "org/head").read_text()
+
+
+@pytest.mark.parametrize("name", ["org/target", "target"])
+def test_a_push_says_that_nobody_else_finds_the_target(name, eagle, target, tmp_path, hub, capsys):
+    folder = eagle.save_pretrained(tmp_path / "d", target, name=name)
+    assert main(["push", str(folder), "org/head"]) == 0
+    assert ("'target', which is no Hub id" in capsys.readouterr().err) == (name == "target")
+
+
 def test_a_card_of_the_user_is_kept(eagle, target, tmp_path):
     folder = eagle.save_pretrained(tmp_path / "d", target)
     (folder / "README.md").write_text("# Mine\n")
@@ -639,6 +657,13 @@ def test_what_cannot_be_exported_is_refused(eagle, target, tmp_path):
     source = str(odd.save_pretrained(tmp_path / "odd", target))
     with pytest.raises(ValueError, match="norm_before_residual"):
         export(source, tmp_path / "out", "safeailab", target)
+
+
+def test_exports_that_cannot_be_are_refused_before_the_target_is_loaded(tmp_path, capsys):
+    options = ["export", "drafter", "--target", str(tmp_path / "none"), "--output", str(tmp_path), "--format"]
+    for format, message in (("onnx", "format='onnx' is unknown"), ("sglang", "exists; give a folder that does not")):
+        assert main([*options, format]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -472,6 +472,25 @@ def test_wrong_options_are_one_clear_line(arguments, message, places, tmp_path, 
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_what_is_wrong_with_the_command_is_said_before_the_target_is_loaded(places, tmp_path, capsys):
+    command = ["train", "--target", str(tmp_path / "none"), "--data", places[0], "--epochs", "1", "--device", "cpu"]
+    assert cli.main([*command, "medusa", "--output", str(tmp_path / "out")]) == 2
+    assert "kind='medusa' is unknown" in capsys.readouterr().err
+    assert cli.main([*command, "eagle3", "--output", f"{places[0]}/."]) == 2
+    assert "is the folder of the data" in capsys.readouterr().err
+
+
+def test_a_training_says_where_it_goes_on_and_when_nothing_is_left(places, tmp_path, capsys):
+    command = ["train", "eagle3", "--target", places[1], "--data", places[0], "--output", str(tmp_path / "out")]
+    shown = []
+    for steps in ("1", "2", "2"):
+        assert cli.main([*command, "--device", "cpu", "--depth", "1", "--max-steps", steps]) == 0
+        shown.append(capsys.readouterr().err)
+    assert "Going on" not in shown[0] and "nothing left" not in shown[0] + shown[1]
+    assert "Going on from step 1" in shown[1]
+    assert "nothing left to do: this run ended at step 2" in shown[2] and "--max-steps" in shown[2]
+
+
 @pytest.mark.parametrize("text", ["5ms", "90sm", "h", "soon", ""])
 def test_times_that_are_none_are_refused(text, tmp_path, capsys):
     with pytest.raises(SystemExit):

@@ -37,7 +37,7 @@ def read_config(location: str) -> dict[str, Any]:
     """
     path = fetch(location, "config.json")
     if path is None:
-        raise ValueError(f"{location} has no config.json.")
+        raise ValueError(f"{location} has no config.json, so it holds no model and no drafter.")
     return read_json(path)
 
 
@@ -131,14 +131,18 @@ def fetch(location: str, name: str) -> Path | None:
     if Path(location).is_dir():
         path = Path(location) / name
         return path if path.is_file() else None
+    if Path(location).is_file():
+        raise ValueError(f"{location} is a file; give the folder it lies in, or a Hub id.")
     try:
         return Path(hf_hub_download(location, name))
     except LocalEntryNotFoundError as error:
-        raise ValueError(f"{name} of {location} is not in the cache, and the Hub cannot be reached: {error}") from error
+        raise ValueError(
+            f"{location} is no folder, its {name} is not in the cache, and the Hub cannot be reached: {error}"
+        ) from error
     except EntryNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{location} could not be opened: {error}") from error
+        raise ValueError(f"{location} could not be opened: it is no folder, and the Hub said: {error}") from error
 
 
 def snapshot(location: str, revision: str) -> str:

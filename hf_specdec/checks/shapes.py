@@ -104,7 +104,7 @@ def made_for(target: Side, drafter: Side) -> Finding | None:
             "trained for",
             "warning",
             f"the drafter was trained for {said}, the target is {target.name}",
-            speed="the more the targets differ, the fewer drafted tokens are accepted",
+            speed=f"the more the targets differ, the fewer drafted tokens are accepted{_unless_refused(drafter)}",
             advice=f"use {name} as the target, or measure",
         )
     used = host.revision(target.model)
@@ -123,6 +123,12 @@ def _is_of(drafter: Side, fingerprint: str) -> bool:
     """Whether a language model was made for its own tokenizer, which can be compared with the target's itself."""
     is_model = drafter.kind == "causal-lm" and drafter.tokenizer is not None
     return is_model and tokenizer_fingerprint(drafter.tokenizer) == fingerprint
+
+
+def _unless_refused(drafter: Side) -> str:
+    """What a check that reads no weights leaves to the opening of one of our own drafters."""
+    is_ours = Provenance.read(drafter.settings, drafter.name) is not None
+    return "; if the weights turn out to be unrelated, generate() refuses the drafter" if is_ours else ""
 
 
 def _other_target(target: Side, drafter: Side) -> str | None:

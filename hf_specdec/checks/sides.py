@@ -130,7 +130,11 @@ def side_of_model(model: PreTrainedModel, kind: str, tokenizer: Any = None) -> S
 
 def _side_of_location(location: str, target: Side, tokenizer: Any, trust_remote_code: bool) -> Side:
     _refuse_nowhere(location)
-    settings = checkpoint.read_config(location)
+    try:
+        settings = checkpoint.read_config(location)
+    except ValueError as reason:
+        strategies = "" if Path(location).exists() else f"; strategies are {', '.join(NAMED)}"
+        raise ValueError(f"drafter={location!r} cannot be opened{strategies}. {reason}") from reason
     tokenizer = tokenizer or tokenizer_at(location, trust_remote_code)
     try:
         kind = recognise(location).family
@@ -161,7 +165,7 @@ def _model_side(location: str, kind: str, tokenizer: Any, trust_remote_code: boo
 
 def _refuse_nowhere(location: str) -> None:
     parts = location.split("/")
-    if not Path(location).is_dir() and (len(parts) > 2 or not all(parts) or location.startswith((".", "~"))):
+    if not Path(location).exists() and (len(parts) > 2 or not all(parts) or location.startswith((".", "~"))):
         raise ValueError(f"{location!r} is neither a folder nor a Hub id such as 'org/name'.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,10 @@ def _run_bench(arguments: argparse.Namespace) -> None:
     if arguments.plots is not None:
         _refuse_plots(arguments.plots)
     document = run_bench(settings, console, arguments.output, arguments.profile)
-    publish(document)
+    if arguments.output is not None and sys.stdout.isatty():  # it would push the tables off the screen
+        console.print(f"The whole document is in {arguments.output}", highlight=False)
+    else:
+        publish(document)
     if arguments.plots is not None:
         draw_plots(document, arguments.plots, console)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def _run_push(arguments: argparse.Namespace) -> None:
     from hf_specdec.publishing import push, write_card
 
     write_card(arguments.folder, arguments.repo_id, arguments.license)
+    _note_unknown_target(arguments.folder)
     url = push(
         arguments.folder,
         arguments.repo_id,
@@ -37,6 +39,19 @@ def _run_push(arguments: argparse.Namespace) -> None:
         message=arguments.message,
     )
     print(url)
+
+
+def _note_unknown_target(folder: Path) -> None:
+    """Says so if the target is recorded by the name of a folder, under which nobody else finds it."""
+    from hf_specdec.checkpoints.files import read_config
+    from hf_specdec.provenance import Provenance
+
+    provenance = Provenance.read(read_config(str(folder)), str(folder))
+    if provenance is not None and "/" not in provenance.target:
+        print(
+            f"The target is recorded as {provenance.target!r}, which is no Hub id: say in the card where to find it.",
+            file=sys.stderr,
+        )
 
 
 def _add_export(commands: Any) -> None:
@@ -50,7 +65,9 @@ def _add_export(commands: Any) -> None:
 def _run_export(arguments: argparse.Namespace) -> None:
     from hf_specdec.loading import load_target
     from hf_specdec.publishing import export
+    from hf_specdec.publishing.export import refuse_export
 
+    refuse_export(arguments.output, arguments.format)
     target, _ = load_target(arguments.target, arguments.dtype, arguments.device)
     export(arguments.folder, arguments.output, arguments.format, target)
     print(arguments.output)

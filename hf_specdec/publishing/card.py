@@ -241,8 +241,14 @@ def _training_section(facts: Facts) -> list[str]:
             "",
         ]
     if text and facts.training.get("progress"):
-        text += [f"Trained for {facts.training['progress']['seconds'] / 3600:.1f} hours.", ""]
+        text += [f"Trained for {_duration(facts.training['progress']['seconds'])}.", ""]
     return ["## Training", "", *text] if text else []
+
+
+def _duration(seconds: float) -> str:
+    """In hours, or, of a short training, in minutes."""
+    minutes = max(1, round(seconds / 60))
+    return f"{seconds / 3600:.1f} hours" if minutes >= 60 else f"{minutes} minute{'s' if minutes > 1 else ''}"
 
 
 def _kept(metrics: list[dict[str, Any]]) -> dict[str, Any]:

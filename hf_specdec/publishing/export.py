@@ -37,10 +37,7 @@ def export(location: str, output: str | Path, format: str, target: PreTrainedMod
         ValueError: if the format is unknown or cannot hold this head, the head was made for another target, or `output`
             exists.
     """
-    if format not in FORMATS:
-        raise ValueError(f"format={format!r} is unknown; use one of {', '.join(FORMATS)}.")
-    if Path(output).exists():
-        raise ValueError(f"{output} exists; give a folder that does not.")
+    refuse_export(output, format)
     if (provenance := Provenance.read(read_config(location), location)) is not None:
         provenance.check(target, location)  # its rows of the output layer are about to be written
     head = load_head(location, target)
@@ -50,6 +47,14 @@ def export(location: str, output: str | Path, format: str, target: PreTrainedMod
         save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return Path(output)
+
+
+def refuse_export(output: str | Path, format: str) -> None:
+    """Raises `ValueError` for a format that is unknown or a folder that exists: before a target is loaded."""
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r} is unknown; use one of {', '.join(FORMATS)}.")
+    if Path(output).exists():
+        raise ValueError(f"{output} exists; give a folder that does not.")
 
 
 # --- speculators: vLLM ------------------------------------------------------------------------------------

@@ -188,11 +188,13 @@ class DataMaker:
                 highlight=False,
             )
         while self.num_tokens < self.options.tokens:
-            asked = self._asked(index := next_index(self.options.output))
+            index = next_index(self.options.output)
+            with console.status(f"Shard {index}: the target writes prompts and answers"):  # minutes, maybe
+                asked = self._asked(index)
+                answered = self._answered(asked, index)
             if not asked:
                 console.print(self._why_nothing_is_asked())
                 break
-            answered = self._answered(asked, index)
             write_shard(self.options.output, index, answered)
             self.examples += answered
             self._write_record()

@@ -51,6 +51,14 @@ class ConsoleReport:
             f"hidden states take up to {event['bytes'] / 1e9:.2f} GB on disk",
             highlight=False,
         )
+        if event["fraction"] >= 1:
+            self.console.print(
+                f"There is nothing left to do: this run ended at step {event['step']}. Give it more --time-budget, "
+                "--max-steps or --epochs to go on.",
+                highlight=False,
+            )
+        elif event["step"]:
+            self.console.print(f"Going on from step {event['step']}", highlight=False)
 
     def _show_evaluation(self, event: dict[str, Any]) -> None:
         rates = " ".join(f"{rate:.2f}" for rate in event["acceptance_by_position"])

@@ -74,6 +74,7 @@ class Training:
 
     def __init__(self, options: TrainOptions, report: Report):
         self.options, self.report, self.folder = options, report, Path(options.output)
+        self._refuse_at_once()
         self.accelerator = Accelerator(cpu=options.device == "cpu")
         device = str(self.accelerator.device) if options.device is None else options.device
         target, self.tokenizer = load_target(options.target, options.dtype, device)
@@ -106,6 +107,13 @@ class Training:
         self.started = time.monotonic() - self.progress.seconds
         self.saved = self.evaluated = time.monotonic()
 
+    def _refuse_at_once(self) -> None:
+        """Raises `ValueError` for what need not wait until the target is loaded."""
+        if self.options.kind not in RECIPES:
+            raise ValueError(f"kind={self.options.kind!r} is unknown; use one of {', '.join(RECIPES)}.")
+        if self.folder.resolve() == Path(self.options.data).resolve():
+            raise ValueError(f"{self.folder} is the folder of the data; give the drafter an output of its own.")
+
     def _refuse_other_data(self) -> None:
         record = data_record(self.options.data).get("target_fingerprint")
         if record is None:
@@ -132,7 +140,7 @@ class Training:
             raise ValueError(
                 f"{self.options.data} holds {len(examples)} examples: {len(self.learned)} to learn from and "
                 f"{len(self.held_out)} greedy ones that are held out. Both must be more than none, with answers of at "
-                "least two tokens; make more data, or set held_out_share."
+                f"least two tokens; make more data, or hold out more than held_out_share={share:g}, such as 0.2."
             )
         self._batches_of_epoch()
 
@@ -185,15 +193,12 @@ class Training:
     # --- the drafter --------------------------------------------------------------------------------------
 
     def _recipe(self, facts: dict[str, Any] | None) -> Recipe:
-        build = RECIPES.get(self.options.kind)
-        if build is None:
-            raise ValueError(f"kind={self.options.kind!r} is unknown; use one of {', '.join(RECIPES)}.")
         count = facts["num_examples_at_first"] if facts else self.progress.num_examples
         examples = read_examples(self.options.data)[:count]
         share = self.options.held_out_share
         learned = [example for example in examples if not is_held_out(example, share)]
         self.num_examples_at_first = len(examples)
-        return build(self.target, learned, self.options.recipe)
+        return RECIPES[self.options.kind](self.target, learned, self.options.recipe)
 
     def _init_from(self, folder: Path) -> None:
         found = checkpoint.read_state(folder)
@@ -253,7 +258,7 @@ class Training:
     def _say_size(self) -> None:
         size = self.store.bytes_of([*self.learned, *self.held_out])
         kept = min(size, self.store.max_bytes)
-        self._report({"event": "start", "examples": len(self.learned), "held_out": len(self.held_out), "bytes": kept})
+        self._report(self._line("start") | {"bytes": kept})
 
     def _fraction(self) -> float:
         """How much of the training is behind us, by the limit that is nearest."""
