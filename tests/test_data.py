@@ -597,7 +597,7 @@ def test_a_full_disk_leaves_whole_shards(files, monkeypatch):
     assert {path.name: path.read_bytes() for path in (files / "data").iterdir()} == before
 
 
-def test_a_killed_run_goes_on_to_the_same_data(files):
+def test_a_killed_run_goes_on_to_the_same_data(files, capsys):
     """From the command line, killed as soon as there is something."""
     whole = made(options_for(files, output=files / "whole"))[1]
     command = [sys.executable, "-m", "hf_specdec.cli", "data", "--target", str(files / "target"), "--dtype", "float32"]
@@ -612,6 +612,7 @@ def test_a_killed_run_goes_on_to_the_same_data(files):
     assert shard_paths(files / "data")
     assert main(command[3:]) == 0
     assert read_examples(files / "data") == whole
+    assert f"hf-specdec train eagle3 --target {files / 'target'} --data {files / 'data'} " in capsys.readouterr().err
 
 
 def test_models_without_an_end_are_refused():

@@ -125,6 +125,7 @@ def test_one_window_sets_both():
     ("arguments", "message"),
     [
         ({"min_ngram": 0}, "min_ngram=0"),
+        ({"max_ngram": 0}, "max_ngram=0"),
         ({"max_ngram": -2}, "=-2"),
         ({"min_ngram": 4, "max_ngram": 2}, "min_ngram=4 exceeds max_ngram=2"),
         ({"prefer": "oldest"}, "prefer='oldest'"),

@@ -38,3 +38,10 @@ def _run_data(arguments: argparse.Namespace) -> None:
     if not console.is_terminal:
         console.width = 200
     make_data(options(DataOptions, arguments), console)
+    target = f"--target {arguments.target} " if arguments.target else ""
+    console.print("Let a drafter learn from them:", highlight=False)
+    console.print(
+        f"  hf-specdec train eagle3 {target}--data {arguments.output} --output DRAFTER --time-budget 60m",
+        highlight=False,
+        soft_wrap=True,
+    )

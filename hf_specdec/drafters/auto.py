@@ -82,4 +82,9 @@ def _drafter(given: Any) -> Drafter:
         return given
     if isinstance(given, type):
         raise ValueError(f"Auto needs drafters or models, not the class {given.__name__}; pass {given.__name__}(...).")
+    if isinstance(given, str):
+        raise ValueError(
+            f"Auto needs drafters or models, not the name {given!r:.80}; pass an object such as Suffix(), or "
+            "load_drafter(folder_or_id, target=model)."
+        )
     raise ValueError(f"Auto needs drafters or models, not {given!r:.80}.")

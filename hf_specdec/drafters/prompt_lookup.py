@@ -171,10 +171,11 @@ class NgramIndex:
 def _windows(min_ngram: int | None, max_ngram: int | None) -> tuple[int, int]:
     if min_ngram is None and max_ngram is None:
         return 1, 4
+    for name, size in (("min_ngram", min_ngram), ("max_ngram", max_ngram)):
+        if size is not None:
+            check_count(name, size)
     smallest = max_ngram if min_ngram is None else min_ngram
     largest = min_ngram if max_ngram is None else max_ngram
-    check_count("min_ngram", smallest)
-    check_count("max_ngram", largest)
     assert smallest is not None and largest is not None
     if smallest > largest:
         raise ValueError(f"min_ngram={smallest} exceeds max_ngram={largest}; the longest match must not be shorter.")
