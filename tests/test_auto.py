@@ -252,7 +252,9 @@ def test_what_is_no_list_is_refused(bad):
         Auto(bad)
 
 
-@pytest.mark.parametrize(("bad", "message"), [("suffix", "the name 'suffix'; pass an object"), (Suffix, "Suffix\\(...\\)"), (None, "None")])
+@pytest.mark.parametrize(
+    ("bad", "message"), [("suffix", "the name 'suffix'; pass an object"), (Suffix, "Suffix\\(...\\)"), (None, "None")]
+)
 def test_what_is_no_drafter_is_refused(bad, message):
     with pytest.raises(ValueError, match=message):
         Auto([PromptLookup(), bad])
