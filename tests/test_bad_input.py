@@ -224,7 +224,11 @@ def test_draft_vocabularies_that_make_no_sense(allowed):
         DraftVocabularyLogitsProcessor(torch.tensor(allowed, dtype=torch.long))
 
 
-@pytest.mark.parametrize("allowed", [[3, 4], torch.ones(2, 3, dtype=torch.bool), torch.rand(3), 5], ids=repr)
+@pytest.mark.parametrize(
+    "allowed",
+    [[3, 4], torch.ones(2, 3, dtype=torch.bool), torch.ones(3), 5],
+    ids=["a list", "two rows", "no integers", "a number"],
+)
 def test_draft_vocabularies_that_are_no_ids(allowed):
     with pytest.raises(ValueError, match="allowed must be a tensor of ids"):
         DraftVocabularyLogitsProcessor(allowed)
