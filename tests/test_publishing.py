@@ -568,6 +568,12 @@ def test_the_card_says_how_long_the_training_took(seconds, said, eagle, target, 
     folder = eagle.save_pretrained(tmp_path / "d", target, name="org/target", recipe={"depth": 7})
     (folder / "training.json").write_text(json.dumps({"progress": {"seconds": seconds}}))
     assert f"Trained for {said}." in write_card(folder, "org/head").read_text()
+    told = {"progress": {"seconds": seconds}, "options": {"init_from": "elsewhere"}}
+    (folder / "training.json").write_text(json.dumps(told))
+    assert (
+        f"Trained for {said}, beginning with the weights of an earlier run."
+        in write_card(folder, "org/head").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", ["org/target", "target"])

@@ -241,7 +241,9 @@ def _training_section(facts: Facts) -> list[str]:
             "",
         ]
     if text and facts.training.get("progress"):
-        text += [f"Trained for {_duration(facts.training['progress']['seconds'])}.", ""]
+        goes_on = facts.training.get("options", {}).get("init_from") is not None
+        began = ", beginning with the weights of an earlier run" if goes_on else ""
+        text += [f"Trained for {_duration(facts.training['progress']['seconds'])}{began}.", ""]
     return ["## Training", "", *text] if text else []
 
 
