@@ -23,8 +23,8 @@ from hf_specdec.vocabulary import tokenizer_fingerprint
 
 KEY = "hf_specdec"
 _SETTINGS = "config.json"
-# Names of files with weights: one of all, or parts and their index.
-_WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+# Names of files with weights that could be opened in place of new ones: one of all, or parts and their index.
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 logger = logging.get_logger(__name__)
 
