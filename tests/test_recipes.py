@@ -120,7 +120,7 @@ def test_states_of_training_time_test_are_those_of_drafting_with_a_cache(family,
 
 @torch.no_grad()
 def test_chains_that_are_drawn_read_what_they_would_read_among_all(target, examples):
-    recipe = RECIPES["eagle3"](target, examples, RecipeOptions(depth=4, decay=0.6))
+    recipe = RECIPES["eagle3"].new(target, examples, RecipeOptions(depth=4, decay=0.6))
     rows = recipe.rows(FeatureStore(target, recipe.taps).texts([*examples, *answered(target, 1, length=1)]))
     every = [states for _, states in recipe.steps(rows)]
     drawn = list(recipe.steps(rows, torch.Generator().manual_seed(3)))
@@ -181,7 +181,7 @@ def test_agreement_is_what_a_drafter_drafts_in_generate(kind, target, examples, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_learns_a_batch_by_heart_and_drafts_it_fetched_from_a_hub(kind, target, examples, tmp_path, hub):
-    untrained = RECIPES[kind](target, examples, KINDS[kind])
+    untrained = RECIPES[kind].new(target, examples, KINDS[kind])
     texts = FeatureStore(target, untrained.taps).texts(examples)
     before = evaluate.total(map(evaluate.count, untrained.agreement(texts)))
     recipe, texts, losses = overfitted(kind, target, examples)

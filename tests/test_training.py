@@ -463,6 +463,9 @@ def test_broken_lines_are_shown_and_the_rest_is_learned(places, tmp_path, capsys
         (["eagle3", "--coverage", "2"], "coverage=2.0"),
         (["draft", "--num-layers", "99"], "num_layers=99"),
         (["eagle3", "--num-layers", "2"], "num_layers=2: eagle3 learns one layer"),
+        (["p-eagle", "--decay", "0.5"], "decay: p-eagle has no use for that"),
+        (["pard", "--decay", "0.5", "--coverage", "0.5"], "decay, coverage: pard has no use for that"),
+        (["draft", "--draft-vocab-size", "64"], "draft_vocab_size: draft has no use for that"),
     ],
 )
 def test_wrong_options_are_one_clear_line(arguments, message, places, tmp_path, capsys):

@@ -13,7 +13,8 @@ from hf_specdec.training.recipes import RecipeOptions
 
 
 def options(data: str, target: str, output: str, kind: str = "eagle3", **changes) -> TrainOptions:
-    recipe = RecipeOptions(depth=3, coverage=1.0, num_layers=1)
+    own_ids = {"coverage": 1.0} if kind in ("eagle3", "p-eagle") else {}
+    recipe = RecipeOptions(depth=3, num_layers=1, **own_ids)
     settings = {"max_steps": 24, "evaluate_steps": 8, "save_steps": 2, "held_out_share": 0.3, "batch_tokens": 60}
     settings |= {"warmup_steps": 2, "dtype": "float32", "device": "cpu"}
     return TrainOptions(kind, data, output, target, recipe, **(settings | changes))

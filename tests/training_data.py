@@ -40,7 +40,7 @@ def data_folder(folder, location, count=30, **arguments):
 
 def overfitted(kind, target, examples, *, steps=80, rate=1e-2):
     """A recipe that has learned a few examples by heart, with the losses on the way."""
-    recipe = RECIPES[kind](target, examples, KINDS[kind])
+    recipe = RECIPES[kind].new(target, examples, KINDS[kind])
     store = FeatureStore(target, recipe.taps)
     texts = store.texts(examples)
     weights = [weight for weight in recipe.module.parameters() if weight.requires_grad]

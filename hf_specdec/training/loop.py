@@ -111,6 +111,7 @@ class Training:
         """Raises `ValueError` for what need not wait until the target is loaded."""
         if self.options.kind not in RECIPES:
             raise ValueError(f"kind={self.options.kind!r} is unknown; use one of {', '.join(RECIPES)}.")
+        RECIPES[self.options.kind].refuse_unread(self.options.recipe)
         if self.folder.resolve() == Path(self.options.data).resolve():
             raise ValueError(f"{self.folder} is the folder of the data; give the drafter an output of its own.")
 
@@ -198,7 +199,7 @@ class Training:
         share = self.options.held_out_share
         learned = [example for example in examples if not is_held_out(example, share)]
         self.num_examples_at_first = len(examples)
-        return RECIPES[self.options.kind](self.target, learned, self.options.recipe)
+        return RECIPES[self.options.kind].new(self.target, learned, self.options.recipe)
 
     def _init_from(self, folder: Path) -> None:
         found = checkpoint.read_state(folder)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_specdec.options import check_count
+from hf_specdec.training.examples import Example
 from hf_specdec.training.features import Text
 
 
@@ -78,14 +79,27 @@ class Recipe(ABC):
         depth: how many tokens ahead it learns to draft.
         optimizer: for its matrices, unless a training says another: "adamw" or "muon".
         learning_rate: the highest, unless a training says another.
+        unread: options that say nothing about this kind.
     """
 
     name: str
+    unread: tuple[str, ...] = ()
     optimizer = "adamw"
     learning_rate = 3e-4
     taps: tuple[int, ...] = ()
     module: nn.Module
     depth: int
+
+    @classmethod
+    @abstractmethod
+    def new(cls, target: Any, examples: Sequence[Example], options: RecipeOptions) -> Recipe:
+        """A drafter with its first weights for a target, from the examples it is going to learn from."""
+
+    @classmethod
+    def refuse_unread(cls, options: RecipeOptions) -> None:
+        """Raises `ValueError` for an option that would change nothing."""
+        if told := [name for name in cls.unread if getattr(options, name) != getattr(RecipeOptions(), name)]:
+            raise ValueError(f"{', '.join(told)}: {cls.name} has no use for that; leave it out.")
 
     @abstractmethod
     def losses(self, texts: Sequence[Text], seed: int = 0) -> Losses:

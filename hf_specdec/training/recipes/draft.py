@@ -19,6 +19,7 @@ class DraftStudent(StudentRecipe):
     """Cross entropy with the target's law at every answer token."""
 
     name = "draft"
+    unread = ("decay", "coverage", "draft_vocab_size", "drop_rate", "drop_least")
 
     @classmethod
     def new(cls, target: Any, examples: Sequence[Example], options: RecipeOptions) -> DraftStudent:

@@ -64,6 +64,7 @@ class Eagle3(HeadRecipe):
     """
 
     name = "eagle3"
+    unread = ("drop_rate", "drop_least")
 
     @classmethod
     def config(

@@ -21,6 +21,7 @@ class PEagle(HeadRecipe):
     """One pass over real rows and some slots behind them; all depths count alike."""
 
     name = "p-eagle"
+    unread = ("decay",)
 
     @classmethod
     def config(

@@ -27,6 +27,7 @@ class Pard(StudentRecipe):
     """
 
     name = "pard"
+    unread = ("decay", "coverage", "draft_vocab_size")
 
     def __init__(self, target: Any, student: Any, options: RecipeOptions, mask_token_id: int):
         super().__init__(target, student, options)
