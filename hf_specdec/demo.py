@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from rich import box
@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 import hf_specdec
 from hf_specdec.checks.bench import logit_gap
 from hf_specdec.checks.report import first_difference
+from hf_specdec.generation import refuse_unknown_name
 from hf_specdec.loading import encode, load_target
 from hf_specdec.options import check_count
 from hf_specdec.stats import SpecStats
@@ -84,17 +85,18 @@ class DemoOptions:
         max_new_tokens: most tokens of an answer.
 
     Raises:
-        ValueError: if `max_new_tokens` is not positive.
+        ValueError: if `max_new_tokens` is not positive, or `assistant` can be no drafter.
     """
 
     target: str | None = None
-    assistant: str = "prompt-lookup"
+    assistant: str = "auto"
     dtype: str = "bfloat16"
     device: str | None = None
     max_new_tokens: int = 160
 
     def __post_init__(self) -> None:
         check_count("max_new_tokens", self.max_new_tokens)
+        refuse_unknown_name(self.assistant)
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both answers to one prompt."""
+    """Both answers to one prompt.
+
+    Attributes:
+        in_float32: what the same prompt gave in float32, if that was asked for because the answers part.
+    """
 
     title: str
     prompt: list[int]
     plain: Answer
     speculative: Answer
+    in_float32: Comparison | None = None
 
     @property
     def parting(self) -> int | None:
@@ -149,6 +156,8 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> list[Compa
         f"{name} in {options.dtype} on {model.device}{threads}; plain generation against {options.assistant!r}."
     )
     comparisons = [demo.compare(*prompt, console) for prompt in PROMPTS]
+    if options.target is None and options.dtype != "float32":  # other targets may be too large to be widened
+        comparisons = demo.repeat_parted(comparisons, console)
     console.rule("Result")
     console.print(_table(comparisons))
     console.print(_all_stats(comparisons), soft_wrap=True)
@@ -172,16 +181,36 @@ class Demo:
         """Answers one prompt both ways, shows the text as it arrives, and says whether the answers are identical."""
         console.rule(title)
         console.print(Text(prompt.rstrip(), style="dim"))
-        inputs = self._inputs(prompt)
-        answers = {}
         with _view(console) as view:
-            for way, assistant in self.assistants.items():
-                view.begin(way)
-                answers[way] = self._answer(inputs, assistant, self.options.max_new_tokens, view.write)
-                view.end(f"{len(answers[way].tokens)} tokens, {answers[way].speed:.1f} tokens/s")
-        comparison = Comparison(title, inputs["input_ids"][0].tolist(), **answers)
+            comparison = self._answered(title, self._inputs(prompt), view)
         console.print(self._verdict(comparison))
         return comparison
+
+    def repeat_parted(self, comparisons: list[Comparison], console: Console) -> list[Comparison]:
+        """Answers the prompts whose answers part once more in float32, which leaves hardly a tie to rounding."""
+        parted = [comparison for comparison in comparisons if comparison.parting is not None]
+        if not parted:
+            return comparisons
+        console.rule("The answers that part, once more in float32")
+        self.model.float()
+        self.options = replace(self.options, dtype="float32")
+        again = {}
+        for comparison in parted:
+            ids = torch.tensor([comparison.prompt], device=self.model.device)
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            with console.status(comparison.title):
+                again[comparison.title] = self._answered(comparison.title, inputs, _Nowhere())
+            console.print(Text(f"{comparison.title}: ").append_text(self._verdict(again[comparison.title])))
+        return [replace(comparison, in_float32=again.get(comparison.title)) for comparison in comparisons]
+
+    def _answered(self, title: str, inputs: dict[str, torch.Tensor], view: _View) -> Comparison:
+        answers = {}
+        for way, assistant in self.assistants.items():
+            view.begin(way)
+            answers[way] = self._answer(inputs, assistant, self.options.max_new_tokens, view.write)
+            view.end(f"{len(answers[way].tokens)} tokens, {answers[way].speed:.1f} tokens/s")
+        prompt = inputs["input_ids"][0].tolist()
+        return Comparison(title, prompt, plain=answers["plain"], speculative=answers["speculative"])
 
     def _inputs(self, prompt: str) -> dict[str, torch.Tensor]:
         return encode(self.tokenizer, [[{"role": "user", "content": prompt}]], self.model.device)
@@ -228,6 +257,29 @@ class _Streamer(TextStreamer):
         self.write(text)
 
 
+class _View(Protocol):
+    """Where two answers are shown while they are written."""
+
+    def begin(self, way: str) -> None:
+        """An answer begins."""
+
+    def write(self, text: str) -> None:
+        """It goes on."""
+
+    def end(self, note: str) -> None:
+        """It is complete."""
+
+
+class _Nowhere:
+    """Shows nothing."""
+
+    def begin(self, way: str) -> None: ...
+
+    def write(self, text: str) -> None: ...
+
+    def end(self, note: str) -> None: ...
+
+
 class _OneAfterTheOther:
     """Shows answers below each other: for files and pipes."""
 
@@ -267,7 +319,7 @@ class _SideBySide:
 
 
 @contextmanager
-def _view(console: Console) -> Iterator[_OneAfterTheOther | _SideBySide]:
+def _view(console: Console) -> Iterator[_View]:
     if not console.is_terminal:
         yield _OneAfterTheOther(console)
         return
@@ -290,9 +342,15 @@ def _table(comparisons: list[Comparison]) -> Table:
             f"{speculative.speed / plain.speed:.2f}",
             f"{stats.mean_acceptance_length:.2f}",
             f"{stats.accepted}/{stats.drafted}",
-            "yes" if comparison.parting is None else f"first {comparison.parting}",
+            _identical(comparison),
         )
     return table
+
+
+def _identical(comparison: Comparison) -> str:
+    if comparison.in_float32 is not None and comparison.in_float32.parting is None:
+        return "in float32"
+    return "yes" if comparison.parting is None else f"first {comparison.parting}"
 
 
 def _all_stats(comparisons: list[Comparison]) -> Text:

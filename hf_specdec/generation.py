@@ -18,7 +18,7 @@ from transformers.utils import logging
 from hf_specdec import host
 from hf_specdec.checks.pair import first_meeting
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
-from hf_specdec.hub import drafter_from
+from hf_specdec.hub import drafter_from, may_be_drafter
 from hf_specdec.loop import SpeculativeLoop
 from hf_specdec.options import OPTION_NAMES, SpeculationOptions, take_options
 from hf_specdec.request import Request
@@ -276,12 +276,17 @@ def resolve_assistant(assistant: Any, target: Any) -> Drafter:
         )
     if assistant in NAMED:
         return NAMED[assistant]()
-    if (drafter := drafter_from(assistant, target)) is not None:
-        return drafter
-    raise ValueError(
-        f"assistant={assistant!r} is neither a strategy ({', '.join(NAMED)}), nor a folder, "
-        "nor a Hub id such as 'org/name'."
-    )
+    refuse_unknown_name(assistant)
+    return drafter_from(assistant, target)
+
+
+def refuse_unknown_name(assistant: str) -> None:
+    """Raises `ValueError` if a text can stand for no drafter, whatever the target."""
+    if assistant not in NAMED and not may_be_drafter(assistant):
+        raise ValueError(
+            f"assistant={assistant!r} is neither a strategy ({', '.join(NAMED)}), nor a folder, "
+            "nor a Hub id such as 'org/name'."
+        )
 
 
 @torch.no_grad()

@@ -16,27 +16,27 @@ from hf_specdec.drafters import Drafter, DraftModel, DraftTree, Eagle, ParallelD
 from hf_specdec.provenance import Provenance
 
 
-def drafter_from(location: str, target: PreTrainedModel) -> Drafter | None:
+def drafter_from(location: str, target: PreTrainedModel) -> Drafter:
     """Opens a folder or a Hub repository as a drafter for a target, on the target's device and in its dtype.
 
     Args:
         location: a local folder, or a Hub id such as "org/name".
         target: the model it is to draft for.
 
-    Returns:
-        The drafter; `None` if `location` is no folder and cannot be a Hub id.
-
     Raises:
         ValueError: if it holds no drafter that fits the target; for an encoder-decoder target, no model of its kind.
     """
-    if not location or not (Path(location).is_dir() or _looks_like_hub_id(location)):
-        return None
     if target.config.is_encoder_decoder:  # nothing but a model can draft for one
         return _draft_model(_language_model(location, target), target)
     try:
         return load_drafter(location, target)
     except ValueError as reason:
         raise ValueError(f"assistant={location!r} cannot be opened. {reason}") from reason
+
+
+def may_be_drafter(location: str) -> bool:
+    """Whether something is a folder, or may be a Hub id."""
+    return bool(location) and (Path(location).is_dir() or _looks_like_hub_id(location))
 
 
 def load_drafter(

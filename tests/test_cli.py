@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
+from hf_specdec import loading
 from hf_specdec.cli import main
-from hf_specdec.demo import PROMPTS, DemoOptions, run_demo
+from hf_specdec.demo import PROMPTS, Demo, DemoOptions, run_demo
 from hf_specdec.loading import encode
 from tests.tokenizers_for_tests import SENTENCES, save_tiny
 
@@ -121,6 +123,26 @@ def test_demo_compares_all_prompts(tmp_path):
         assert "mean acceptance length" in shown
 
 
+def test_demo_answers_what_parts_once_more_in_float32(monkeypatch, tmp_path):
+    folder = save_tiny(tmp_path / "rounded", chat_template=None)
+    AutoModelForCausalLM.from_pretrained(folder, max_position_embeddings=2048).save_pretrained(folder)
+    monkeypatch.setattr(loading, "demo_model_path", lambda: folder)
+    answer = Demo._answer
+
+    def rounded(demo, inputs, assistant, *arguments):
+        """The short prompt's answers part in bfloat16."""
+        given = answer(demo, inputs, assistant, *arguments)
+        parts = demo.options.dtype == "bfloat16" and assistant and inputs["input_ids"].shape[1] < 200
+        return replace(given, tokens=[given.tokens[0] + 1, *given.tokens[1:]]) if parts else given
+
+    monkeypatch.setattr(Demo, "_answer", rounded)
+    console = Console(file=io.StringIO(), width=80)
+    comparisons = run_demo(DemoOptions(device="cpu", max_new_tokens=6), console)
+    assert [comparison.in_float32 is not None for comparison in comparisons] == [False, False, True]
+    shown = console.file.getvalue()
+    assert "Open question: Identical: both gave the same" in shown and shown.count(" in float32") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -129,7 +151,9 @@ def test_demo_compares_all_prompts(tmp_path):
         (["generate", "--prompt", "x", "--device", "toaster"], "device='toaster' is unknown"),
         (["generate", "--prompt", "x", "--top-p", "0.5"], "need sampling"),
         (["generate", "--prompt", "x", "--verification", "none"], "verification='none' is unknown"),
+        (["generate", "--prompt", "x", "--target", "no/one", "--assistant", "autp"], "assistant='autp' is neither"),
         (["demo", "--max-new-tokens", "0"], "max_new_tokens=0"),
+        (["demo", "--assistant", "autp"], "assistant='autp' is neither"),
         (["bench", "--questions", "no-such-file"], "no-such-file"),
         (["bench", "--questions", "."], "'.' is a folder; a file is wanted here"),
         (["report", "."], "'.' is a folder; a file is wanted here"),

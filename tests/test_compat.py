@@ -278,6 +278,15 @@ def test_pairs(name, base, tmp_path):
         assert finding.correctness and finding.speed != "none" and finding.advice != "nothing"
 
 
+@pytest.mark.parametrize(("settings", "name"), [({}, "DraftModel"), ({"pard_token": 7}, "ParallelDraft")])
+def test_advice_names_the_class_that_takes_the_tokenizers(settings, name, base, tmp_path):
+    pair = Pair(base, tmp_path)
+    pair.settings("drafter", **settings)
+    without_tokenizer(pair)
+    found = check(str(pair.target), str(pair.drafter)).warnings[0]
+    assert found.topic == "vocabulary" and f"{name}(model, tokenizer=..., target_tokenizer=...)" in found.advice
+
+
 # --- without weights --------------------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ def test_from_pretrained_opens_its_own_kind_only(eagle, target, tmp_path):
         ParallelDraft.from_pretrained(folder, target)
 
 
-@pytest.mark.parametrize("drafter", [PromptLookup(), Suffix()], ids=["lookup", "suffix"])
+@pytest.mark.parametrize("drafter", [PromptLookup(), Suffix(), 3], ids=["lookup", "suffix", "no drafter"])
 def test_drafters_without_weights_are_not_saved(drafter, target, tmp_path):
     with pytest.raises(ValueError, match="no weights to save"):
         hf_specdec.save_pretrained(drafter, tmp_path / "d", target)

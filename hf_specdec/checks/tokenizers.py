@@ -13,7 +13,6 @@ from hf_specdec.drafters.translation import Translation, translation_between
 from hf_specdec.vocabulary import agreeing_ids, differing_tokens
 
 _EXAMPLES = 3
-_SHOW_BOTH = "show both tokenizers: DraftModel(model, tokenizer=..., target_tokenizer=...)"
 _USER = {"role": "user", "content": "Which river flows through Köln?"}
 _ANSWER = {"role": "assistant", "content": "The Rhine."}
 _SYSTEM = {"role": "system", "content": "You are a careful guide."}
@@ -60,8 +59,13 @@ def vocabulary(target: Side, drafter: Side, num_target: int, num_drafter: int | 
         f"{shared}; output layers are padded differently ({num_target} rows in the target, {num_drafter} in the "
         "drafter)",
         correctness="none: ids beyond the tokenizer are never proposed, and their mass in the target is untouched",
-        advice=f"nothing if the drafter is opened by its folder or id; else {_SHOW_BOTH}",
+        advice=f"nothing if the drafter is opened by its folder or id; else {_show_both(drafter)}",
     )
+
+
+def _show_both(drafter: Side) -> str:
+    drafts_with = "ParallelDraft" if drafter.kind == "parallel-model" else "DraftModel"
+    return f"show both tokenizers: {drafts_with}(model, tokenizer=..., target_tokenizer=...)"
 
 
 def _unknown_map(target: Side, drafter: Side, num_target: int, num_drafter: int | None) -> Finding:
@@ -70,9 +74,10 @@ def _unknown_map(target: Side, drafter: Side, num_target: int, num_drafter: int 
     lacking = " and ".join(role for role, side in (("target", target), ("drafter", drafter)) if side.tokenizer is None)
     found = f"no tokenizer of the {lacking} was found; the target scores {num_target} ids, the drafter {num_drafter}"
     if num_target != num_drafter:
-        return Finding("vocabulary", "error", found, speed="generate() refuses the pair as it is", advice=_SHOW_BOTH)
+        speed = "generate() refuses the pair as it is"
+        return Finding("vocabulary", "error", found, speed=speed, advice=_show_both(drafter))
     speed = "if ids differ in meaning, no draft is accepted"
-    return Finding("vocabulary", "warning", found, speed=speed, advice=_SHOW_BOTH)
+    return Finding("vocabulary", "warning", found, speed=speed, advice=_show_both(drafter))
 
 
 def _added(target: Side, drafter: Side, different: list[str]) -> Finding | None:
@@ -85,7 +90,7 @@ def _added(target: Side, drafter: Side, different: list[str]) -> Finding | None:
         f"both tokenizers give the same ids to {len(shared)} tokens; only added tokens differ ({len(different)}, for "
         f"example {', '.join(map(repr, different[:_EXAMPLES]))})",
         correctness="none: tokens that differ are never proposed, and their mass in the target is untouched",
-        advice=f"nothing if the drafter is opened by its folder or id; else {_SHOW_BOTH}",
+        advice=f"nothing if the drafter is opened by its folder or id; else {_show_both(drafter)}",
     )
 
 
@@ -109,7 +114,8 @@ def _other_map(target: Side, drafter: Side, different: list[str]) -> Finding:
         f"{found}; {shared} of the drafter's tokens spell the same as one of the target's, so texts are translated",
         speed="only shared tokens are drawn, or text is put into the target's tokens: fewer of them are accepted, and "
         "every round costs a little more",
-        advice=f"{own} if there is one, or measure; if the drafter is not opened by its folder or id, {_SHOW_BOTH}",
+        advice=f"{own} if there is one, or measure; if the drafter is not opened by its folder or id, "
+        f"{_show_both(drafter)}",
     )
 
 

@@ -46,7 +46,10 @@ def generate(arguments: argparse.Namespace, model: Any, tokenizer: Any, prompts:
 
 
 def generation_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Settings of the host's sampling and of ours."""
+    """Settings of the host's sampling and of ours; what is wrong without looking at a model is refused here."""
+    from hf_specdec.generation import refuse_unknown_name
+
+    refuse_unknown_name(arguments.assistant)
     return _sampling(arguments) | given(arguments, "num_draft_tokens", "verification")
 
 

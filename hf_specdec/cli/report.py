@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     calling.add_argument("--prompt", action="append", default=[], help='may be repeated, for a batch; "-" reads one')
     calling.add_argument("--save-run", type=Path, metavar="FILE", help="also write what RUN.json is read from")
     add_model_options(parser)
-    add_assistant(parser, default="auto")
+    add_assistant(parser)
     add_generation(parser)
 
 

@@ -25,9 +25,9 @@ def add_placement(parser: Any) -> None:
     parser.add_argument("--device", help="such as cpu or cuda (an accelerator if there is one)")
 
 
-def add_assistant(parser: argparse.ArgumentParser, default: str = "prompt-lookup") -> None:
+def add_assistant(parser: argparse.ArgumentParser) -> None:
     """Who drafts."""
-    parser.add_argument("--assistant", default=default, help=f"a strategy's name, a folder or a Hub id ({default})")
+    parser.add_argument("--assistant", default="auto", help="a strategy's name, a folder or a Hub id (auto)")
 
 
 def options(kind: Any, arguments: argparse.Namespace) -> Any:

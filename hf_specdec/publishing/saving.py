@@ -43,8 +43,9 @@ def save_pretrained(
     Raises:
         ValueError: if the drafter has no weights, or does not fit the target.
     """
+    kind = kind_of(drafter)
     drafter.check(target, tokenizer)
-    provenance = Provenance.of(kind_of(drafter), target, name or target_name(target), tokenizer, recipe, data)
+    provenance = Provenance.of(kind, target, name or target_name(target), tokenizer, recipe, data)
     with filling(Path(folder)) as part:
         _write(drafter, part, target)
         stamp(part, provenance)
