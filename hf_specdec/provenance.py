@@ -121,15 +121,6 @@ class Provenance:
                 "accepted."
             )
 
-    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, location: str) -> None:
-        """Raises `ValueError` if a target's tokenizer is not the one whose ids the drafter has learned."""
-        found = tokenizer_fingerprint(tokenizer)
-        if self.tokenizer_fingerprint not in (None, found):
-            raise ValueError(
-                f"{location} was made for the tokenizer {str(self.tokenizer_fingerprint)[:12]}... of {self.target}; "
-                f"this one is {found[:12]}...: the same id may mean something else."
-            )
-
 
 def stamp(folder: Path, provenance: Provenance) -> None:
     """Adds a provenance to the config.json of a folder."""

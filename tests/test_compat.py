@@ -29,6 +29,7 @@ from hf_specdec import Auto, DraftModel, Eagle, PromptLookup, check
 from hf_specdec.checkpoints import load_head
 from hf_specdec.checks.show import show
 from hf_specdec.cli import main
+from hf_specdec.provenance import Provenance, stamp
 from hf_specdec.vocabulary import tokenizer_fingerprint
 from tests import reference_heads as heads
 from tests.hub_server import HubServer
@@ -154,6 +155,13 @@ def without_tokenizer(pair):
         path.unlink()
 
 
+def saved_for_another_tokenizer(pair):
+    target = AutoModelForCausalLM.from_pretrained(pair.target)
+    other = trained_tokenizer()
+    other.add_tokens("<other>")
+    stamp(pair.drafter, Provenance.of("draft", target, "org/target", other))
+
+
 # Name: what makes the pair, the one topic that is not "ok" (or the one to look at), its level, and what it says.
 PAIRS = {
     "identical": (lambda pair: None, "vocabulary", "ok", "same ids to all 320 tokens"),
@@ -229,6 +237,9 @@ PAIRS = {
     "another tokenizer recorded": (
         lambda p: p.settings("drafter", tokenizer_fingerprint="abc" * 20),
         "trained for", "error", "made for the tokenizer abcabcabcabc",
+    ),
+    "saved for another tokenizer": (
+        saved_for_another_tokenizer, "trained for", "error", "made for the tokenizer [0-9a-f]{12}"
     ),
     "another target recorded": (
         lambda p: p.settings("drafter", target_model_name_or_path="org/Other-7B"),

@@ -120,11 +120,6 @@ def test_the_record_says_where_weights_come_from(eagle, target, tokenizer, tmp_p
     assert (
         found.versions["torch"] == torch.__version__.partition("+")[0] or found.versions["torch"] == torch.__version__
     )
-    found.check_tokenizer(tokenizer, "d")
-    other = trained_tokenizer()
-    other.add_tokens("<other>")
-    with pytest.raises(ValueError, match="the same id may mean something else"):
-        found.check_tokenizer(other, "d")
 
 
 def test_models_come_back_as_they_were(target, tokenizer, tmp_path):
