@@ -37,7 +37,7 @@ from hf_specdec.checks.bench import clock, read_questions
 from hf_specdec.drafters import DraftContext, Drafter, DraftSession
 from hf_specdec.drafters.scheduled import scheduled
 from hf_specdec.files import write_text
-from hf_specdec.loading import encode, load_target
+from hf_specdec.loading import encode, load_target, target_name
 from hf_specdec.recycling import likeliest
 from hf_specdec.scorer import Scorer
 from hf_specdec.state import DecodeState, Outcome
@@ -120,9 +120,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="settings whose names contain this")
     options = parser.parse_args(argv)
     model, tokenizer = load_target(options.target, options.dtype)
-    answers = kept(options.answers, lambda: answered(model, tokenizer, options))
-    costs = kept(options.costs, lambda: pass_costs(model, widths=range(1, LONGEST + 2)))
-    known = kept(options.successors, lambda: {i: successors(model, entry) for i, entry in enumerate(answers)})
+    machine = {"target": target_name(model), "dtype": options.dtype}
+    asked = machine | {"questions": options.questions.name, "limit": options.limit, "tokens": options.max_new_tokens}
+    answers = kept(options.answers, asked, lambda: answered(model, tokenizer, options))
+    costs = kept(options.costs, machine, lambda: pass_costs(model, widths=range(1, LONGEST + 2)))
+    known = kept(options.successors, asked, lambda: {i: successors(model, entry) for i, entry in enumerate(answers)})
     for index, entry in enumerate(answers):
         entry["successors"] = known[str(index)]
     needed = {HOST_RULE, AUTO, *SINGLE}
@@ -137,12 +139,24 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps({"threads": torch.get_num_threads(), "cost_by_width": costs, "settings": results}))
 
 
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """What a file holds, made and written if there is none."""
+def kept(path: Path, facts: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """What a file holds, made and written if there is none.
+
+    Args:
+        path: of the file.
+        facts: what it depends on.
+        make: makes it.
+
+    Raises:
+        ValueError: if what it holds was made with other facts.
+    """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(make()))
-    return json.loads(path.read_text())
+        write_text(path, json.dumps({"made_with": facts, "found": make()}))
+    document = json.loads(path.read_text())
+    if document["made_with"] != facts:
+        raise ValueError(f"{path} was made with {document['made_with']}, not with {facts}; remove it or name another.")
+    return document["found"]
 
 
 def answered(model: Any, tokenizer: Any, options: argparse.Namespace) -> list[dict]:

@@ -93,6 +93,8 @@ def test_ablation(target, capsys, tmp_path):
     first, second = (document("ablation", capsys, questions, *given, *kept) for _ in range(2))
     assert first == second  # answers and costs are kept, and a replay has no clock of its own
     assert first["settings"]["host rule"]["against_host_rule"] == 1.0
+    with pytest.raises(ValueError, match=r"answers\.json was made with .*; remove it or name another"):
+        document("ablation", capsys, questions, *given, "--max-new-tokens", 11, *kept)
 
 
 @pytest.mark.parametrize(("name", "more"), [("history", []), ("lookup", ["--rounds", 20])])
