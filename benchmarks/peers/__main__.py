@@ -49,9 +49,11 @@ def main(argv: list[str] | None = None) -> None:
     from rich.console import Console
 
     from hf_specdec.checks.bench import publish
+    from hf_specdec.cli.shared import quiet_host
     from peers.comparison import compared
     from peers.figures import table
 
+    quiet_host()
     document = compared(options, case_of(options), Console(stderr=True))
     Console(width=150).print(table(document))
     publish(document, options.output)

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging
 
 PLAIN, GENERATE = "plain", "generate"
 
@@ -120,6 +121,7 @@ def generating(model: Any, **assistance: Any) -> Generate:
 def serve(name: str, case: Case) -> None:
     """Answers until the input ends; the first line says what this side can do, and in which environment."""
     torch.set_grad_enabled(False)
+    logging.disable_progress_bar()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     if case.threads is not None:
