@@ -39,7 +39,7 @@ def grow(first: Children, step: Step, depth: int, top_k: int, total: int) -> tup
         Tokens, parents and scores (sums of log-probabilities, float32), shape (A, M) each with M <= total, best first;
         a parent (-1: the text) stands before its children. What scores -inf stands last and is to be left out.
     """
-    scores, tokens = first[0].float().clamp(max=0), first[1]
+    scores, tokens = _sound(first[0]), first[1]
     parents = torch.full_like(tokens, -1)
     pool = [(tokens, parents, scores)]
     beam = tokens
@@ -48,7 +48,7 @@ def grow(first: Children, step: Step, depth: int, top_k: int, total: int) -> tup
     for level in range(1, depth):
         children, ids = step(beam, before, level)  # (A, K, k)
         num_children = ids.shape[2]
-        children = (scores[:, :, None] + children.float().clamp(max=0)).flatten(1)
+        children = (scores[:, :, None] + _sound(children)).flatten(1)
         ids, owners = ids.flatten(1), places[:, :, None].expand_as(ids).flatten(1)
         pool.append((ids, owners, children))
         scores, chosen = _best(children, top_k)
@@ -57,6 +57,11 @@ def grow(first: Children, step: Step, depth: int, top_k: int, total: int) -> tup
         num_pooled += ids.shape[1]
     tokens, parents, scores = (torch.cat(parts, dim=1) for parts in zip(*pool, strict=True))
     return _kept(tokens, parents, scores, total)
+
+
+def _sound(logprobs: Tensor) -> Tensor:
+    """What is no number, of a head that has overflowed, is impossible: it must not stand before its parent."""
+    return logprobs.float().clamp(max=0).masked_fill(logprobs.isnan(), -torch.inf)
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -73,6 +73,24 @@ def test_what_cannot_be_drafted_stands_last():
     assert scores.isfinite().sum() == 3 and bool(scores[0, :3].isfinite().all())
 
 
+@pytest.mark.parametrize("gone", range(6))
+def test_what_is_no_number_stands_last(gone):
+    """A head that overflows behind one token spoils what follows that token, and nothing else."""
+    logits = torch.randn(1, 6, 6, generator=torch.Generator().manual_seed(gone))
+    logits[0, gone] = torch.nan
+    tokens, parents, scores = grow(
+        most_probable(logits[:, 0 if gone else 1], 3),
+        lambda beam, before, level: most_probable(logits[:, beam[0]], 3),
+        4,
+        3,
+        20,
+    )
+    sound = int(scores.isfinite().sum())
+    assert sound > 0 and bool(scores[0, :sound].isfinite().all())
+    assert all(parent < place for place, parent in enumerate(parents[0, :sound].tolist()))
+    assert not any(tokens[0, parent] == gone for parent in parents[0, :sound].tolist() if parent >= 0)
+
+
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_the_most_probable_ids(count):
     logits = torch.randn(2, 3, 6, dtype=torch.bfloat16)

@@ -35,10 +35,10 @@ class TrainOptions:
         max_grad_norm: longer gradients are shortened.
         held_out_share: of the prompts, kept for evaluation.
         num_held_out: greedy answers to evaluate on at most.
-        evaluate_every: seconds between evaluations; with `evaluate_steps`, whichever comes first.
-        evaluate_steps: steps between evaluations; `None` leaves it to the clock.
+        evaluate_every: seconds between evaluations.
+        evaluate_steps: steps between evaluations instead; `None` leaves it to the clock.
         save_every: seconds between states on disk.
-        save_steps: steps between states on disk; `None` leaves it to the clock.
+        save_steps: steps between states on disk instead; `None` leaves it to the clock.
         cache_gigabytes: most disk for the target's hidden states; 0 computes them anew in every epoch.
         cache: folder for them; by default within `output`.
         device: such as "cpu" or "cuda"; `None` is the accelerator if there is one.
