@@ -136,6 +136,8 @@ def fetch(location: str, name: str) -> Path | None:
     try:
         return Path(hf_hub_download(location, name))
     except LocalEntryNotFoundError as error:
+        if headers.is_known_absent(location, name):
+            return None
         raise ValueError(
             f"{location} is no folder, its {name} is not in the cache, and the Hub cannot be reached: {error}"
         ) from error
@@ -198,6 +200,11 @@ def _is_plain(name: Any, value: Any) -> bool:
     return is_tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
+def _claims_too_much(value: Tensor) -> bool:
+    """Whether a tensor repeats its storage, as an expanded one does: to compute from it may take any memory."""
+    return value.numel() * value.element_size() > value.untyped_storage().nbytes()
+
+
 def _refuse_unpacking(path: Path) -> None:
     """Raises `ValueError` for an archive that grows when it is unpacked: tensors are stored as they are."""
     if not zipfile.is_zipfile(path):
@@ -225,4 +232,6 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} holds a {type(found).__name__}; tensors by name were expected.")
     if others := sorted(str(name) for name, value in found.items() if not _is_plain(name, value)):
         raise ValueError(f"{path} holds more than plain tensors by name: {', '.join(others)}.")
+    if large := sorted(name for name, value in found.items() if _claims_too_much(value)):
+        raise ValueError(f"{path} holds tensors that claim more bytes than are stored: {', '.join(large)}.")
     return found

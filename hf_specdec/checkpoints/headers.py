@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import get_session, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import _CACHED_NO_EXIST, get_session, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from torch import Tensor
@@ -84,6 +84,11 @@ def of_file(path: Path) -> dict[str, TensorInfo]:
     return _parsed(read, str(path))
 
 
+def is_known_absent(location: str, name: str) -> bool:
+    """Whether the cache remembers that a repository on the Hub has no such file."""
+    return try_to_load_from_cache(location, name) is _CACHED_NO_EXIST
+
+
 def of_hub(location: str, name: str) -> dict[str, TensorInfo] | None:
     """The tensors of a file on the Hub, of which only the header is fetched; `None` if there is no such file.
 
@@ -109,6 +114,8 @@ def of_hub(location: str, name: str) -> dict[str, TensorInfo] | None:
     except ValueError:
         raise
     except Exception as error:  # the Hub's, or of the HTTP library, which is another one in every other release
+        if is_known_absent(location, name):
+            return None
         raise ValueError(f"{name} of {location} could not be read: {error}") from error
 
 
