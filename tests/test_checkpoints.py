@@ -64,6 +64,16 @@ def test_the_speculators_kind_of_parallel_head_is_recognised_by_either_key(tmp_p
         assert recognise(written(tmp_path / key, pair)) == Dialect("speculators peagle", "parallel-head", 60)
 
 
+@pytest.mark.parametrize("key", ["mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id", "dflash"])
+def test_the_mask_of_a_parallel_head_is_found_under_any_key(key, tmp_path):
+    config, tensors = files.parallel()
+    config.pop("ptd_token_id")
+    config |= {"dflash_config": {"mask_token_id": 60}} if key == "dflash" else {key: 60}
+    folder = written(tmp_path, (config, tensors))
+    assert recognise(folder) == Dialect("p-eagle", "parallel-head", 60)
+    assert load_head(folder, tiny(num_hidden_layers=8)).config.mask_token_id == 60
+
+
 def test_a_language_model_is_recognised_whatever_its_depth(tmp_path):
     for depth in (1, 2):
         tiny(num_hidden_layers=depth).save_pretrained(tmp_path / str(depth))

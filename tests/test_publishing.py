@@ -9,12 +9,14 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import hf_specdec
@@ -52,7 +54,7 @@ def a_head(target, num_layers: int = 1, full: bool = False, **changes) -> EagleH
     """A head with first weights, bound to its target."""
     vocab = target.config.vocab_size
     count = vocab if full else DRAFT_VOCAB
-    head = EagleHead(head_config(target, count, num_layers, **changes))
+    head = EagleHead(replace(head_config(target, count, num_layers), **changes))
     ids = torch.arange(vocab)[:: vocab // count][:count] if not full else torch.arange(vocab)
     initialise(head, target, ids)
     with torch.no_grad():
@@ -161,11 +163,13 @@ def test_a_failed_save_leaves_what_was_there(eagle, target, tmp_path, monkeypatc
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def full(*_, **__):
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")  # as the library says it
 
     monkeypatch.setattr("hf_specdec.checkpoints.write.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"could not be written: .* No space left"):
         eagle.save_pretrained(folder, target)
+    with pytest.raises(OSError, match=r"could not be written: .* No space left"):
+        export(str(folder), tmp_path / "out", "sglang", target)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
@@ -675,11 +679,23 @@ def test_exports_that_cannot_be_are_refused_before_the_target_is_loaded(tmp_path
         ({"norm_before_fc": True}, "sets norm_before_fc"),
         ({"num_layers": 2}, "has 2 layers"),
         ({"mask_token_id": 5}, "drafts all tokens at once"),
+        ({"qk_norm": True}, "sets qk_norm"),
+        ({"qkv_bias": True, "output_bias": True}, "sets qkv_bias, output_bias"),
+        ({"mlp_bias": True}, "sets mlp_bias"),
     ],
 )
-def test_what_a_format_cannot_hold_is_said(changes, reason, target):
+@pytest.mark.parametrize("format", ["sglang", "safeailab"])
+def test_what_a_format_cannot_hold_is_said(format, changes, reason, target):
     with pytest.raises(ValueError, match=f"this one {reason}. Use vllm-speculators"):
-        FORMATS["sglang"](a_head(target, **changes), target)
+        FORMATS[format](a_head(target, **changes), target)
+
+
+def test_norms_and_rotations_that_a_format_would_lose_are_said(target):
+    with pytest.raises(ValueError, match="fc_norm=False and norm_output=True"):
+        FORMATS["sglang"](a_head(target, norm_output=True), target)
+    scaled = a_head(target, rope={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
+    with pytest.raises(ValueError, match=r"this head's are scaled \(linear\)"):
+        FORMATS["safeailab"](scaled, target)
 
 
 def test_export_from_the_command_line(eagle, target, tokenizer, tmp_path, capsys):

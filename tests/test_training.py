@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -16,9 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import cli, load_drafter
+from hf_specdec.checkpoints import write
 from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.curves import draw, read_metrics
 from hf_specdec.training.examples import Example, write_record, write_shard
@@ -329,14 +330,15 @@ def test_a_loss_that_is_no_number_stops_before_it_does_harm(places, good, monkey
     assert_intact(good)
 
 
-def test_a_full_disk_leaves_the_last_good_state(places, good, monkeypatch):
+@pytest.mark.parametrize("evaluate_steps", [100, 1], ids=["a state", "a drafter"])
+def test_a_full_disk_leaves_the_last_good_state(evaluate_steps, places, good, monkeypatch):
     def full(tensors, path, **_):
         Path(path).write_bytes(b"half of it")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")  # as the library says it
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        train(options(*places, str(good[0]), max_steps=8, evaluate_steps=100))
+    monkeypatch.setattr(write, "save_file", full)
+    with pytest.raises(OSError, match=r"could not be written: .* No space left"):
+        train(options(*places, str(good[0]), max_steps=8, evaluate_steps=evaluate_steps))
     assert_intact(good)
 
 

@@ -12,7 +12,9 @@ from hf_specdec.checkpoints import files
 # Types of the speculators library that are read here.
 _SPECULATORS = {"eagle": "speculators eagle", "eagle3": "speculators eagle3", "peagle": "speculators peagle"}
 # Where heads that draft in parallel keep the id that stands for unknown tokens.
-MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+# Settings of DFlash, the mask of which some other heads keep there too.
+_DFLASH = "dflash_config"
 # What families of models call their embeddings.
 _TABLES = re.compile("embed|embd|wte|shared")
 _LOOKED_FOR = (
@@ -78,6 +80,8 @@ def mask_id(config: dict[str, Any], location: str) -> int | None:
         ValueError: if they name different ones.
     """
     found = {key: config[key] for key in MASK_KEYS if config.get(key) is not None}
+    if (within := (config.get(_DFLASH) or {}).get("mask_token_id")) is not None:
+        found[f"{_DFLASH}.mask_token_id"] = within
     if len(set(found.values())) > 1:
         raise ValueError(f"{location}/config.json contradicts itself about the mask: {found}.")
     return next(iter(found.values()), None)
@@ -94,13 +98,14 @@ def is_parallel(config: dict[str, Any], location: str) -> bool:
 def _unsupported(config: dict[str, Any]) -> str | None:
     """The name of a format that is known and cannot be opened."""
     names = " ".join(architectures(config)).lower()
-    projector = str((config.get("dflash_config") or {}).get("projector_type", "")).lower()
+    projector = str((config.get(_DFLASH) or {}).get("projector_type", "")).lower()
     kind = str(config.get("speculators_model_type", "")).lower()
     if "dspark" in names or projector == "dspark" or kind == "dspark":
         return "DSpark"
     if "dflash2" in names or kind == "dflash2":
         return "DFlash2"
-    if "dflash" in names or "dflash_config" in config or kind == "dflash":
+    is_other = kind in _SPECULATORS or _says_eagle3(config)
+    if "dflash" in names or kind == "dflash" or (_DFLASH in config and not is_other):
         return "DFlash"
     if "medusa_num_heads" in config or "medusa" in names:
         return "Medusa"

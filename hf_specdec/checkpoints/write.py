@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -77,7 +79,21 @@ def write_head(head: EagleHead, folder: Path, dtype: torch.dtype = torch.bfloat1
         ValueError: for EAGLE-1, which is read and not written.
     """
     tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in head_tensors(head).items()}
-    with whole(folder / "model.safetensors") as part:
-        save_file(tensors, part, metadata={"format": "pt"})
+    write_tensors(tensors, folder / "model.safetensors")
     settings = head_settings(head.config) | {"dtype": str(dtype).removeprefix("torch.")}
     write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes a file of tensors that appears whole or not at all.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    try:
+        with whole(path) as part:
+            save_file(tensors, part, metadata={**(metadata or {}), "format": "pt"})
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+    except SafetensorError as error:  # how the library says that the disk is full
+        raise OSError(f"{path} could not be written: {error}") from error

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.checkpoints import load_head
 from hf_specdec.checkpoints.files import read_config
-from hf_specdec.checkpoints.write import head_tensors
+from hf_specdec.checkpoints.write import head_tensors, write_tensors
 from hf_specdec.heads import EagleConfig, EagleHead
 from hf_specdec.loading import target_name
 from hf_specdec.provenance import Provenance, filling
@@ -44,7 +43,7 @@ def export(location: str, output: str | Path, format: str, target: PreTrainedMod
     config, tensors = FORMATS[format](head, target)
     config["dtype"] = str(head.dtype).removeprefix("torch.")
     with filling(Path(output)) as part:
-        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(tensors, part / "model.safetensors")
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return Path(output)
 
@@ -159,7 +158,12 @@ def _sglang(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, Any], d
             "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps],
         },
     }
-    if config.fc_norm or config.norm_output:
+    if config.fc_norm != config.norm_output:
+        raise ValueError(
+            f"Format sglang has norms before fc and after the layer together; this head has fc_norm={config.fc_norm} "
+            f"and norm_output={config.norm_output}. Use vllm-speculators."
+        )
+    if config.fc_norm:
         settings |= {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
     return settings, _renamed(_written_out(head, target, with_embedding=False))
 
@@ -175,6 +179,8 @@ def _safeailab(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, Any]
         )
     if config.fc_norm or config.norm_output:
         raise ValueError("Format safeailab has no norms before fc and feeds states back before the last; use another.")
+    if (kind := config.rope["rope_type"]) != "default":
+        raise ValueError(f"Format safeailab has plain rotary embeddings; this head's are scaled ({kind}). Use another.")
     body = _body(config)
     # This loader knows the older places of the base.
     settings = {"architectures": ["LlamaForCausalLM"], **body, "rope_theta": body["rope_parameters"]["rope_theta"]}
@@ -182,10 +188,14 @@ def _safeailab(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, Any]
     return settings, _renamed(_written_out(head, target, with_embedding=False))
 
 
+# What the one layer of these engines' Llama does not have.
+_UNUSUAL = ("norm_before_residual", "norm_before_fc", "fc_bias", "qk_norm", "qkv_bias", "output_bias", "mlp_bias")
+
+
 def _one_layer(head: EagleHead, format: str) -> EagleConfig:
     """The config of a head that these engines can compute."""
     config = _eagle3(head, format)
-    unusual = [name for name in ("norm_before_residual", "norm_before_fc", "fc_bias") if getattr(config, name)]
+    unusual = [name for name in _UNUSUAL if getattr(config, name)]
     reasons = {
         f"sets {', '.join(unusual)}": bool(unusual),
         "drafts all tokens at once": config.mask_token_id is not None,

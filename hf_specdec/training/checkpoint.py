@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_specdec.files import whole
+from hf_specdec.checkpoints.write import write_tensors
 
 STATE_NAME = "training-state.safetensors"
 
@@ -155,17 +153,6 @@ def restore(tensors: dict[str, Tensor], weights: Weights, optimizers: list[torch
             number, key = name.split(".")
             slots.setdefault(int(number), {})[key] = value
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Writes a file of tensors that appears whole or not at all."""
-    try:
-        with whole(path) as part:
-            save_file(tensors, part, metadata=metadata | {"format": "pt"})
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-    except SafetensorError as error:  # how the library says that the disk is full
-        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def _behind(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
