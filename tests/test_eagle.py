@@ -14,8 +14,20 @@ from safetensors.torch import load_file
 from transformers import DynamicCache, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, DraftTree, Eagle, ParallelDraft, PromptLookup, Suffix, host, load_drafter
-from hf_specdec.drafters import head_reader
+from hf_specdec import (
+    Auto,
+    DraftModel,
+    DraftTree,
+    Eagle,
+    EarlyExit,
+    ParallelDraft,
+    PromptLookup,
+    Suffix,
+    TokenRecycling,
+    host,
+    load_drafter,
+)
+from hf_specdec.drafters import head_reader, parallel
 from hf_specdec.heads import LayerConfig
 from tests import reference_heads as files
 from tests.families import small_family
@@ -145,7 +157,8 @@ def test_another_tap_or_state_is_refused(cyclic, monkeypatch):
         true_add(self, state, outcome, target_pass)
 
     monkeypatch.setattr(head_reader.Pending, "add", shifted)
-    assert acceptance(cyclic, Eagle(perfect(), 5))[0] < 0.9
+    for build in (perfect, perfect_first):
+        assert acceptance(cyclic, Eagle(build(), 5))[0] < 0.9
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +255,8 @@ def test_a_head_with_the_targets_attention_is_never_refused(reads_tokens, num_ro
 
 @pytest.mark.parametrize("shift", [-1, 1])
 @pytest.mark.parametrize("tree", [None, DraftTree(4, 3, 12)])
-def test_a_position_that_is_off_by_one_is_noticed(shift, tree, attentive, monkeypatch):
+@pytest.mark.parametrize("reads_tokens", [True, False])
+def test_a_position_that_is_off_by_one_is_noticed(reads_tokens, shift, tree, attentive, monkeypatch):
     """Of drafted rows only: all positions shifted alike are the same to a rotary embedding."""
     true_read = head_reader.HeadReader.read
 
@@ -252,7 +266,7 @@ def test_a_position_that_is_off_by_one_is_noticed(shift, tree, attentive, monkey
             positions = (counted + shift).clamp(min=0)
         return true_read(self, tokens, hidden, widths, seen, positions)
 
-    head = attending(attentive, reads_tokens=True)
+    head = attending(attentive, reads_tokens=reads_tokens)
     _, before = attended(attentive, Eagle(head, 4, tree=tree), 3)
     monkeypatch.setattr(head_reader.HeadReader, "read", shifted)
     rates, after = attended(attentive, Eagle(head, 4, tree=tree), 3)
@@ -267,15 +281,78 @@ def test_a_parallel_model_that_is_the_target_is_right_about_the_next_token(num_r
     assert rate == 1
 
 
+def head_from_scratch(head, target, text, count):
+    """What a P-EAGLE head drafts behind a text, in one pass without a cache."""
+    states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+    known = head.combine(torch.cat([states[tap] for tap in head.config.taps], dim=-1))
+    hidden = torch.cat([known, head.masked_hidden().expand(1, count - 1, -1)], dim=1)
+    tokens = torch.tensor([text[1:] + [head.config.mask_token_id] * (count - 1)])
+    made = head(tokens, hidden, torch.arange(tokens.shape[1])[None])
+    return head.to_target(head.logits(made[0, -count:]).argmax(dim=-1)).tolist()
+
+
+def model_from_scratch(model, target, text, count):
+    """What a PARD model drafts behind a text, likewise."""
+    return model(torch.tensor([text + [3] * (count - 1)])).logits[0, -count:].argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("kind", ["p-eagle", "pard"])
+def test_all_tokens_of_a_parallel_draft_come_from_one_pass_as_without_a_cache(kind, num_rows, monkeypatch):
+    """A slot at another position, one that is kept in the cache, or a second pass would show."""
+    target = tiny(num_hidden_layers=4)
+    if kind == "pard":
+        session, model, from_scratch = parallel._ModelSession, jittered(target), model_from_scratch
+        drafter, inner = ParallelDraft(model, 3, 4), model.model.layers[0]
+    else:
+        session, from_scratch, drafter = parallel._HeadSession, head_from_scratch, DRAFTERS["p-eagle"]()
+        model, inner = drafter.model, drafter.model.layers[0]
+    passes, drafts, true_propose = [], [], session.propose
+    inner.register_forward_hook(lambda *_: passes.append(1))
+
+    def compared(self, state, limits, noise):
+        passes.clear()
+        draft = true_propose(self, state, limits, noise)
+        assert len(passes) == (draft.width > 0)
+        bound = self.head if kind == "p-eagle" else model
+        for place, row in enumerate(state.rows):
+            length = int(draft.lengths[place])
+            if length > 0:
+                found = draft.tokens[place, :length].tolist()
+                assert found == from_scratch(bound, target, state.tokens[row], max(limits))[:length]
+                drafts.append(length)
+        return draft
+
+    monkeypatch.setattr(session, "propose", compared)
+    plain, out = texts(target, drafter, num_rows)
+    assert torch.equal(plain, out) and drafts.count(4) >= 5 * num_rows
+
+
 # --- exactness --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_greedy_text_is_the_same(name, num_rows):
+    same_texts(DRAFTERS[name](), num_rows, num_seeds=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*DRAFTERS, "pard", "early-exit", "token-recycling"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_greedy_text_is_the_same_behind_50_prompts(name, num_rows):
+    others = {
+        "pard": lambda: ParallelDraft(jittered(tiny()), 3, 4),
+        "early-exit": lambda: EarlyExit(2, num_draft_tokens=4),
+        "token-recycling": lambda: TokenRecycling(num_draft_tokens=60),
+    }
+    same_texts((DRAFTERS | others)[name](), num_rows, num_seeds=-(-50 // num_rows))
+
+
+def same_texts(drafter, num_rows, num_seeds):
+    """Plain texts and those that come with a drafter, behind so many batches of prompts."""
     target = tiny(num_hidden_layers=4)
-    drafter = DRAFTERS[name]()
-    for seed in range(4):
+    for seed in range(num_seeds):
         plain, out = texts(target, drafter, num_rows, seed)
         assert torch.equal(plain, out)
 
@@ -332,7 +409,10 @@ def law_drafter(name):
         pytest.param(3, 6000, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "eagle3-tree", "eagle3-cut", "p-eagle", "p-eagle-cut", "pard"])
+@pytest.mark.parametrize(
+    "name",
+    ["eagle", "eagle3", "eagle3-tree", "eagle3-cut", "eagle3-cut-tree", "p-eagle", "p-eagle-cut", "pard"],
+)
 def test_law(name, num_rows, num_samples, temperature):
     """Sample sizes as named."""
     target = hf_specdec.enable(small_target(0, layers=3))

@@ -59,6 +59,7 @@ def test_a_drafter_is_trained_published_and_used(kind, places, hub, tmp_path, ca
     assert (
         block["kind"] == kind and block["data"]["counts"]["examples"] == 48 and block["target"] == Path(location).name
     )
+    assert not hf_specdec.check(location, name).errors
     target = AutoModelForCausalLM.from_pretrained(location, dtype=torch.float32)
     drafter = load_drafter(name, target)
     assert isinstance(drafter, CLASSES[kind])
