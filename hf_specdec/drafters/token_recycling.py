@@ -30,8 +30,8 @@ class TokenRecycling(Drafter):
     """Drafts a tree from a table of the target's own likeliest successors of every token it has read.
 
     Needs no second model and no training. Pays for text that copies nothing, where looking anything up fails. Every
-    round fills the table from the tokens that stayed, and from some of the refused ones; of a prompt only the last token
-    is learned, as no more of it is scored.
+    round fills the table from the tokens that stayed, and from some of the refused ones; of a prompt only the last
+    token is learned, as no more of it is scored.
     Luo et al., "Turning Trash into Treasure: Accelerating Inference of LLMs with Token Recycling" (arXiv 2408.08696).
     Theirs is a static tree; here it holds the likeliest nodes by the probabilities in the table, as many as pay.
 
