@@ -156,7 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         repository, commit = found
         body = repository.commits[commit].get(match["file"])
         if body is None:
-            self._json({"error": "Entry not found"}, 404, "EntryNotFound", with_body)
+            # With the commit, so that clients remember that it has no such file.
+            body, known = b'{"error": "Entry not found"}', {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}
+            self._send(body, 404, known, with_body)
             return
         headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         status = 200

@@ -616,6 +616,24 @@ def test_the_snippet_of_the_card_runs(eagle, target, tokenizer, tmp_path):
     assert "drafted" in done.stdout
 
 
+def test_a_head_without_safetensors_is_opened_offline_once_it_was_fetched(eagle, target, tmp_path):
+    """As many are published: the cache then knows that there is no other file of weights."""
+    folder = eagle.save_pretrained(tmp_path / "head", target)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    target.save_pretrained(tmp_path / "target")
+    script = "import hf_specdec, transformers\n"
+    script += f"target = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path / 'target')!r})\n"
+    script += "print(hf_specdec.load_drafter('org/head', target).head.config.kind)"
+    with HubServer() as hub:
+        hub.add("org/head", folder)
+        environment = {**os.environ, **hub.environment(tmp_path / "home")}
+        run = {"capture_output": True, "text": True, "timeout": 600}
+        online = subprocess.run([sys.executable, "-c", script], env=environment, **run)
+    offline = subprocess.run([sys.executable, "-c", script], env=environment | {"HF_HUB_OFFLINE": "1"}, **run)
+    assert online.stdout.strip() == offline.stdout.strip() == "eagle3", online.stderr + offline.stderr
+
+
 # --- export -----------------------------------------------------------------------------------------------
 
 
