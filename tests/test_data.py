@@ -35,6 +35,7 @@ from hf_specdec.training.prompts import (
     PromptWriter,
     is_junk,
     open_turn,
+    read_passages,
     read_prompts,
     shortened,
     user_turn_ends,
@@ -325,6 +326,27 @@ def test_themes_are_read(tmp_path, capsys):
     assert len({theme.system for theme in THEMES}) > 8
 
 
+def test_passages_are_read(tmp_path, capsys):
+    path, long = tmp_path / "passages.jsonl", "Apples are red. " * 20
+    path.write_text(f'{{"text": "{long}"}}\n{{"text": "short"}}\n{{"other": 1}}\n{{"text"\n')
+    assert read_passages(path) == [long]
+    assert "3 broken lines" in capsys.readouterr().err
+    path.write_text('{"text": "short"}\n')
+    with pytest.raises(ValueError, match="holds no passages"):
+        read_passages(path)
+
+
+def test_half_of_the_written_prompts_are_about_the_users_passages():
+    tokenizer = trained_tokenizer()
+    passage = "The keeper wrote down what she saw. " + " ".join(f"On day {n} she saw ship {3 * n}." for n in range(20))
+    ends = frozenset(range(40, 320, 2))
+    model, theme = tiny(vocab=len(tokenizer)), Theme("Talk.", ("Why do apples",))
+    writer = PromptWriter(model, tokenizer, [theme], ends, 8, [passage])
+    prompts = writer.write(60, "a", ["Her own texts are not asked about. " * 20])
+    assert sum("The keeper wrote down" in prompt for prompt in prompts) > 0.3 * len(prompts) > 0
+    assert not any("Her own texts" in prompt for prompt in prompts)
+
+
 HELD_OUT = "How many apples are left if three of the eight apples are eaten?"
 
 
@@ -574,6 +596,7 @@ def test_other_targets_and_tokenizers_do_not_share_a_folder(files):
         ({"batch_size": True}, "batch_size=True"),
         ({"self_written": 1.5}, "self_written=1.5"),
         ({"prompts": None, "self_written": 0.5}, "needs --prompts"),
+        ({"prompts": "p.jsonl", "passages": Path("t.jsonl")}, "passages steers prompts that the target writes itself"),
         ({"turns": "first"}, "turns='first' is unknown; use one of last, all"),
         ({"turns": "all"}, "turns='all' needs --prompts"),
     ],

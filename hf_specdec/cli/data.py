@@ -23,6 +23,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--themes", type=Path, metavar="FILE", help="JSON lines: system, beginnings (the package's own)"
     )
+    parser.add_argument("--passages", type=Path, metavar="FILE", help="JSON lines: text, that prompts may be about")
     parser.add_argument("--held-out", type=Path, metavar="FILE", help="evaluation prompts that must not be trained on")
     parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="texts written together (64)")
     parser.add_argument("--max-new-tokens", type=int, default=320, metavar="M", help="most tokens of an answer (320)")

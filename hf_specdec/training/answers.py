@@ -40,6 +40,7 @@ from hf_specdec.training.prompts import (
     HeldOut,
     PromptWriter,
     normalised,
+    read_passages,
     read_prompts,
     users_texts,
 )
@@ -52,6 +53,7 @@ _TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
 _MAX_PROMPT_TOKENS = 1024
 # Prompts of like length are written together, since every row of a batch is as long as its longest.
 _BATCHES_PER_ROUND = 4
+_FILES = ("held_out", "passages", "prompts")  # of which the record keeps the names
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class DataOptions:
         turns: which turns of conversations are answered: "last" or "all", see `read_prompts`.
         self_written: share of the prompts that the target writes itself; by default all, with `prompts` none.
         themes: a file of JSON lines, see `read_themes`; `None` takes those of the package.
+        passages: a file of JSON lines with texts that half of the self-written prompts are about, see `read_passages`;
+            `None`: a quarter are about what the target has answered before.
         held_out: a file of evaluation prompts that must not be trained on.
         batch_size: texts written together.
         max_new_tokens: where answers are cut.
@@ -84,6 +88,7 @@ class DataOptions:
     turns: str = "last"
     self_written: float | None = None
     themes: Path | None = None
+    passages: Path | None = None
     held_out: Path | None = None
     batch_size: int = 64
     max_new_tokens: int = 320
@@ -98,6 +103,9 @@ class DataOptions:
             raise ValueError(f"self_written={self.self_written} must be between 0 and 1.")
         if self.prompts is None and self.self_written not in (None, 1):
             raise ValueError(f"self_written={self.self_written} needs --prompts for the other share.")
+        steering = [name for name in ("themes", "passages") if getattr(self, name) is not None]
+        if steering and self.share_written == 0:
+            raise ValueError(f"{steering[0]} steers prompts that the target writes itself; give --self-written too.")
         if self.turns not in TURNS:
             raise ValueError(f"turns={self.turns!r} is unknown; use one of {', '.join(TURNS)}.")
         if self.prompts is None and self.turns != "last":
@@ -159,7 +167,8 @@ class DataMaker:
         self.writer = None
         if options.share_written > 0:
             themes = THEMES if options.themes is None else read_themes(options.themes)
-            self.writer = PromptWriter(model, tokenizer, themes, self.ends, options.batch_size)
+            passages = [] if options.passages is None else read_passages(options.passages)
+            self.writer = PromptWriter(model, tokenizer, themes, self.ends, options.batch_size, passages)
         self.longest = longest_prompt(model, options.max_new_tokens)
         options.output.mkdir(parents=True, exist_ok=True)
         self.record = self._opened_record()
@@ -237,8 +246,8 @@ class DataMaker:
         count, share = self.options.batch_size * _BATCHES_PER_ROUND, self.options.share_written
         written: list[Asked] = []
         if self.writer is not None:
-            passages = [self._text(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
-            texts = self.writer.write(max(1, round(count * share)), f"{self.options.seed} {index}", passages)
+            own_texts = [self._text(e.answer, skip_special_tokens=True) for e in self.examples if e.finished]
+            texts = self.writer.write(max(1, round(count * share)), f"{self.options.seed} {index}", own_texts)
             written = self._fresh([[[{"role": "user", "content": text}]] for text in texts], "self")
         # Where nothing usable was written the others go on: the next round writes others.
         wanted = round(len(written) * (1 - share) / share) if written else round(count * (1 - share))
@@ -362,9 +371,9 @@ class DataMaker:
         settings = {
             name: value
             for name, value in asdict(self.options).items()
-            if name not in {"target", "output", "device", "tokens", "themes", "held_out", "prompts"}
+            if name not in {"target", "output", "device", "tokens", "themes", *_FILES}
         }
-        settings |= {"prompts": _name(self.options.prompts), "held_out": _name(self.options.held_out)}
+        settings |= {name: _name(getattr(self.options, name)) for name in _FILES}
         sources = [example.source for example in self.examples]
         counts = {
             "examples": len(self.examples),

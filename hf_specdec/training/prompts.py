@@ -14,7 +14,7 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from hf_specdec.rows import FIELDS, Conversation, conversation_of, file_rows, read_rows, users_texts_of
+from hf_specdec.rows import FIELDS, Conversation, conversation_of, file_rows, parsed, read_rows, users_texts_of
 from hf_specdec.training.examples import show_left_out
 from hf_specdec.training.themes import COMPLETE_ABOUT_TEXT, OPEN_ABOUT_TEXT, Theme
 from hf_specdec.training.writing import write
@@ -22,7 +22,7 @@ from hf_specdec.training.writing import write
 _PLACE = "HF-SPECDEC-PLACE"
 _MAX_PROMPT_TOKENS = 160  # that the target writes
 _TEMPERATURE, _TOP_P = 0.8, 0.95
-_SHARE_ABOUT_TEXTS = 0.25
+_SHARE_ABOUT_TEXTS, _SHARE_ABOUT_PASSAGES = 0.25, 0.5  # of its own, and of the user's
 _SHARE_WITHOUT_BEGINNING = 0.25
 _MIN_PASSAGE, _MAX_PASSAGE = 300, 1600  # characters
 _MIN_PROMPT, _MAX_PROMPT = 12, 4000
@@ -42,6 +42,7 @@ class PromptWriter:
         themes: what to write about.
         ends: ids that end a text.
         batch_size: prompts written together.
+        passages: texts of the user that prompts may be about; without any, the target's own.
 
     Raises:
         ValueError: if the tokenizer has no chat template, or the template no open user turn.
@@ -52,26 +53,28 @@ class PromptWriter:
     themes: Sequence[Theme]
     ends: frozenset[int]
     batch_size: int
+    passages: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.ends = self.ends | user_turn_ends(self.tokenizer)
         open_turn(self.tokenizer, "")
 
-    def write(self, count: int, seed: str, passages: Sequence[str]) -> list[str]:
+    def write(self, count: int, seed: str, own_texts: Sequence[str]) -> list[str]:
         """Writes up to `count` prompts; junk is dropped.
 
         Args:
             count: how many to try.
             seed: decides everything that is drawn.
-            passages: texts that prompts may be about.
+            own_texts: what the target has answered so far.
         """
         chance = random.Random(seed)
         generator = torch.Generator().manual_seed(chance.getrandbits(62))
-        usable = [text for text in passages if len(text) >= _MIN_PASSAGE]
+        usable = [text for text in self.passages or own_texts if len(text) >= _MIN_PASSAGE]
+        share = _SHARE_ABOUT_PASSAGES if self.passages else _SHARE_ABOUT_TEXTS
         prompts: list[str] = []
         openings: list[tuple[str, str]] = []
         for _ in range(count):
-            is_about_text = usable and chance.random() < _SHARE_ABOUT_TEXTS
+            is_about_text = usable and chance.random() < share
             system, text, is_complete = _about_text(usable, chance) if is_about_text else self._themed(chance)
             if is_complete:
                 prompts.append(text)
@@ -190,6 +193,27 @@ def read_prompts(location: str, turns: str = "last") -> list[Conversation]:
     show_left_out(broken, location)
     if not found:
         raise ValueError(f"{location} holds no prompts; every line needs {FIELDS}.")
+    return found
+
+
+def read_passages(path: str | os.PathLike[str]) -> list[str]:
+    """Reads texts that prompts may be about from JSON lines with `text`. Broken and short ones are shown and left out.
+
+    Raises:
+        ValueError: if no line holds a text that is long enough.
+    """
+    found, broken = [], []
+    for number, row in file_rows(str(path)):
+        try:
+            text = parsed(row).get("text")
+            if not isinstance(text, str) or len(text) < _MIN_PASSAGE:
+                raise ValueError(f"`text` must be a text of {_MIN_PASSAGE} characters or more")
+            found.append(text)
+        except ValueError as error:
+            broken.append(f"line {number}: {error}")
+    show_left_out(broken, str(path))
+    if not found:
+        raise ValueError(f'{path} holds no passages; every line is {{"text": "..."}} with {_MIN_PASSAGE} characters.')
     return found
 
 
