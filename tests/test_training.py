@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import cli, load_drafter
@@ -24,7 +25,7 @@ from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.curves import draw, read_metrics
 from hf_specdec.training.examples import Example, write_record, write_shard
 from hf_specdec.training.features import FeatureStore
-from hf_specdec.training.loop import Training, train
+from hf_specdec.training.loop import METRICS_NAME, RECORD_NAME, Training, train
 from tests.models import tiny
 from tests.tokenizers_for_tests import save_tiny
 from tests.train_worker import options
@@ -230,6 +231,31 @@ def test_another_training_goes_on_from_the_weights_of_one(places, tmp_path):
     other = Training(options(*places, str(tmp_path / "third"), "p-eagle", init_from=str(tmp_path / "first")), print)
     assert torch.equal(other.weights.masters["fc.weight"], began.weights.masters["fc.weight"])
     assert other.weights.masters["mask_hidden"].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_begins_with_a_published_drafter(kind, places, tmp_path):
+    train(options(*places, str(tmp_path / "first"), kind, max_steps=1))
+    for name in (checkpoint.STATE_NAME, METRICS_NAME, RECORD_NAME):  # what nobody publishes
+        (tmp_path / "first" / name).unlink()
+    weights = tmp_path / "first" / "model.safetensors"
+    changed = {name: x * 1.25 if x.is_floating_point() else x for name, x in load_file(weights).items()}
+    save_file(changed, weights, {"format": "pt"})
+    began = Training(options(*places, str(tmp_path / "second"), kind, init_from=str(tmp_path / "first")), print)
+    rows = [row for name, x in changed.items() if "embed_tokens" in name for row in x]  # of which one is the mask's
+    for name, weight in began.weights.masters.items():
+        same_shape = [x.to(weight) for x in [*changed.values(), *rows] if x.shape == weight.shape]
+        assert any(torch.equal(weight, x) for x in same_shape), name
+
+
+def test_what_no_training_can_begin_with_is_refused(places, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="neither the output of a training nor a drafter to begin with"):
+        Training(options(*places, str(tmp_path / "second"), init_from=str(tmp_path / "empty")), print)
+    train(options(*places, str(tmp_path / "draft"), "draft", max_steps=1))
+    (tmp_path / "draft" / checkpoint.STATE_NAME).unlink()
+    with pytest.raises(ValueError, match="DraftModel is no head"):
+        Training(options(*places, str(tmp_path / "third"), init_from=str(tmp_path / "draft")), print)
 
 
 # --- kills ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     ends.add_argument("--max-steps", type=int, metavar="N", help="steps of the optimiser")
     ends.add_argument("--epochs", type=int, metavar="N", help="passes over the data")
     drafter = parser.add_argument_group("the drafter")
-    drafter.add_argument("--init-from", metavar="DIR", help="begin with the weights of another training of this kind")
+    drafter.add_argument("--init-from", metavar="DIR_OR_ID", help="begin with the weights of such a drafter")
     drafter.add_argument("--depth", type=int, default=7, metavar="K", help="tokens ahead it learns to draft (7)")
     drafter.add_argument("--decay", type=float, default=0.8, metavar="W", help="weight of a step after the one before")
     drafter.add_argument("--num-layers", type=int, default=1, metavar="N", help="its decoder layers (1)")

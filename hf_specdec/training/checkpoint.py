@@ -121,7 +121,11 @@ def write_state(
     write_tensors(tensors, folder / STATE_NAME, metadata)
 
 
-def read_state(folder: Path) -> tuple[Progress, dict[str, Any], dict[str, Tensor]] | None:
+# What a run goes on from: where it stands, facts of it, and tensors by name.
+State = tuple[Progress, dict[str, Any], dict[str, Tensor]]
+
+
+def read_state(folder: Path) -> State | None:
     """What `write_state` wrote: progress, facts and tensors; `None` if there is none.
 
     Raises:

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from hf_specdec.fingerprints import TargetFingerprint
+from hf_specdec.hub import load_drafter
 from hf_specdec.loading import load_target, target_name
 from hf_specdec.provenance import Provenance, filling, stamp
 from hf_specdec.training import checkpoint, evaluate
@@ -99,7 +100,7 @@ class Training:
         if found is not None:
             checkpoint.restore(found[2], self.weights, self.optimizers)
         elif options.init_from is not None:
-            self._init_from(Path(options.init_from))
+            self._init_from(options.init_from)
         self.folder.mkdir(parents=True, exist_ok=True)
         cache = Path(options.cache or self.folder / "features")
         limit = int(options.cache_gigabytes * 1e9)
@@ -201,14 +202,25 @@ class Training:
         self.num_examples_at_first = len(examples)
         return RECIPES[self.options.kind].new(self.target, learned, self.options.recipe)
 
-    def _init_from(self, folder: Path) -> None:
-        found = checkpoint.read_state(folder)
-        if found is None:
-            raise ValueError(f"--init-from {folder} holds no {checkpoint.STATE_NAME}; give the output of a training.")
+    def _init_from(self, location: str) -> None:
+        found = checkpoint.read_state(Path(location))
+        tensors = self._published(location) if found is None else self._of_training(location, found)
+        self.weights.load(tensors, may_lack=True)  # a head that drafts in parallel has one more than its model
+
+    def _of_training(self, folder: str, found: checkpoint.State) -> dict[str, Tensor]:
+        """The latest weights of a training, which need not be its best."""
         if (difference := TargetFingerprint.from_dict(found[0].target).difference(self.fingerprint)) is not None:
             raise ValueError(f"--init-from {folder} was trained for another target: {difference}.")
-        tensors = {n.removeprefix("module."): x for n, x in found[2].items() if n.startswith("module.")}
-        self.weights.load(tensors, may_lack=True)  # a head that drafts in parallel has one more than its model
+        return {n.removeprefix("module."): x for n, x in found[2].items() if n.startswith("module.")}
+
+    def _published(self, location: str) -> dict[str, Tensor]:
+        """The weights of a drafter of a folder or of the Hub."""
+        try:
+            return self.recipe.weights_of(load_drafter(location, self.target))
+        except ValueError as error:
+            raise ValueError(
+                f"--init-from {location} is neither the output of a training nor a drafter to begin with: {error}"
+            ) from error
 
     def _refuse_other_run(self, progress: Progress, facts: dict[str, Any]) -> None:
         if (difference := TargetFingerprint.from_dict(progress.target).difference(self.fingerprint)) is not None:

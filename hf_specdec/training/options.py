@@ -21,7 +21,8 @@ class TrainOptions:
         output: where the best drafter is kept, with the log, the curves and what a resumed run needs.
         target: a folder or Hub id; `None` is the embedded demo model.
         recipe: how this kind of drafter learns.
-        init_from: the output of another training, whose weights this one begins with.
+        init_from: the output of another training, or a drafter of that kind (a folder or a Hub id), whose weights this
+            one begins with.
         time_budget: seconds, over all resumed runs; `None` for no limit.
         max_steps: steps of the optimiser; `None` for no limit.
         epochs: passes over the data; `None` for no limit.

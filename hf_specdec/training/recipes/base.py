@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hf_specdec.drafters import Drafter
 from hf_specdec.options import check_count
 from hf_specdec.training.examples import Example
 from hf_specdec.training.features import Text
@@ -117,6 +118,14 @@ class Recipe(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Writes config.json and model.safetensors, which `load_drafter` opens, into an existing folder."""
+
+    @abstractmethod
+    def weights_of(self, drafter: Drafter) -> dict[str, Tensor]:
+        """What an opened drafter holds of what is trained here, by the names of `module`.
+
+        Raises:
+            ValueError: if it is of another kind.
+        """
 
     def describe(self) -> dict[str, Any]:
         """The facts for the record of a run."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_specdec import host
 from hf_specdec.checkpoints.write import write_head
+from hf_specdec.drafters import Drafter, Eagle
 from hf_specdec.heads import EagleConfig, EagleHead, LayerConfig
 from hf_specdec.training.examples import Example
 from hf_specdec.training.losses import centred
@@ -62,6 +63,12 @@ class HeadRecipe(Recipe):
 
     def save(self, folder: Path) -> None:
         write_head(self.head, folder)
+
+    def weights_of(self, drafter: Drafter) -> dict[str, Tensor]:
+        head = drafter.head if isinstance(drafter, Eagle) else getattr(drafter, "model", None)
+        if not isinstance(head, EagleHead):
+            raise ValueError(f"{type(drafter).__name__} is no head over hidden states, as {self.name} trains.")
+        return {name: weight.detach() for name, weight in head.named_parameters()}
 
 
 def frequent_ids(

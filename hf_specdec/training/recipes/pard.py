@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_specdec.drafters import Drafter, ParallelDraft
 from hf_specdec.training.examples import Example
 from hf_specdec.training.features import Text
 from hf_specdec.training.losses import cross_entropy, mean_rows
@@ -86,6 +87,13 @@ class Pard(StudentRecipe):
         begins = torch.arange(first, known, device=device)
         places = torch.cat([begins, slots.places])
         return states[first:], places, torch.cat([torch.zeros_like(begins), slots.depths])
+
+    def weights_of(self, drafter: Drafter) -> dict[str, Tensor]:
+        if not isinstance(drafter, ParallelDraft):
+            raise ValueError(f"{type(drafter).__name__} has no mask token, as {self.name} trains one.")
+        model: Any = drafter.model
+        weights = {f"student.{name}": weight for name, weight in super().weights_of(drafter).items()}
+        return weights | {"mask.0": model.get_input_embeddings().weight[drafter.mask_token_id].detach()}
 
     def to_save(self) -> dict[str, Any]:
         """The student's weights with the mask's row in its table."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_specdec import host
+from hf_specdec.drafters import Drafter
 from hf_specdec.training.losses import centred
 from hf_specdec.training.recipes.base import Recipe, RecipeOptions
 
@@ -31,6 +32,13 @@ class StudentRecipe(Recipe):
 
     def save(self, folder: Path) -> None:
         self.student.save_pretrained(folder, **self.to_save())
+
+    def weights_of(self, drafter: Drafter) -> dict[str, Tensor]:
+        model = getattr(drafter, "model", None)
+        if not isinstance(model, type(self.student)):
+            raise ValueError(f"{type(drafter).__name__} holds no {type(self.student).__name__}, as {self.name} trains.")
+        shared = {name for name, weight in self.student.named_parameters() if not weight.requires_grad}
+        return {name: weight.detach() for name, weight in model.named_parameters() if name not in shared}
 
     def to_save(self) -> dict[str, Any]:
         """What `save_pretrained` is told."""
