@@ -178,6 +178,34 @@ def write(folder: Path, config: dict, tensors: dict[str, Tensor] | None, *, pick
 # --- the slow forward -------------------------------------------------------------------------------------
 
 
+def scaled(rope: dict, theta: float, frequencies: Tensor) -> tuple[Tensor, float]:
+    """Rotary frequencies of long contexts, pair by pair, and the factor of cosine and sine."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return frequencies, 1.0
+    factor, original = rope["factor"], rope["original_max_position_embeddings"]
+    if kind == "yarn":  # arXiv 2309.00071: pairs that turn often within the old context stay, slow ones are stretched
+        width = 2 * len(frequencies)
+
+        def pair_that_turns(times: float) -> float:
+            return width * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+        first, last = pair_that_turns(rope.get("beta_fast", 32)), pair_that_turns(rope.get("beta_slow", 1))
+        if rope.get("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        ramp = ((torch.arange(len(frequencies)).float() - first) / max(last - first, 0.001)).clamp(0, 1)
+        return frequencies / factor * ramp + frequencies * (1 - ramp), 0.1 * math.log(factor) + 1
+    assert kind == "llama3"
+    found = []
+    for frequency in frequencies.tolist():
+        turns = original * frequency / (2 * math.pi)
+        smooth = (turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+        smooth = min(max(smooth, 0.0), 1.0)
+        found.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return torch.tensor(found), 1.0
+
+
 class ReferenceHead:
     """One head, read token by token.
 
@@ -213,9 +241,10 @@ class ReferenceHead:
             return features
         if self.has("input_norm.weight"):
             features = self.rms(features, "input_norm.weight")
-        if self.has("fc_norm.0.weight"):
-            taps = features.split(T)
-            features = torch.cat([self.rms(tap, f"fc_norm.{index}.weight") for index, tap in enumerate(taps)])
+        for names in (("fc_norm.0", "fc_norm.1", "fc_norm.2"), ("aux_norm_low", "aux_norm_mid", "aux_norm_high")):
+            if self.has(f"{names[0]}.weight"):
+                taps = zip(names, features.split(T), strict=True)
+                features = torch.cat([self.rms(tap, f"{name}.weight") for name, tap in taps])
         return self.linear(features, "fc")
 
     def masked(self) -> Tensor:
@@ -249,6 +278,8 @@ class ReferenceHead:
                 residual = normed if self.config.get("norm_before_residual") else state
             elif self.has(f"{prefix}input_layernorm.weight"):
                 source = self.rms(state, f"{prefix}input_layernorm.weight")
+            elif self.has("hidden_layernorm.weight"):
+                source = self.rms(state, "hidden_layernorm.weight")
             elif self.has(f"{prefix}hidden_norm.weight"):
                 source = self.rms(state, f"{prefix}hidden_norm.weight")
             else:
@@ -273,7 +304,7 @@ class ReferenceHead:
             seen = [j for j in range(len(sources)) if sees[i, j]]
             heads = []
             for index, head in enumerate(query):
-                shared = index // (HEADS // KV)
+                shared = index // (len(query) // len(keys[i]))
                 weights = torch.stack([head @ keys[j][shared] / math.sqrt(dim) for j in seen]).softmax(dim=0)
                 heads.append(sum(w * values[j][shared] for w, j in zip(weights, seen, strict=True)))
             results.append(self.linear(torch.cat(heads), f"{prefix}o_proj"))
@@ -287,13 +318,13 @@ class ReferenceHead:
 
     def rotated(self, head: Tensor, position: int, dim: int) -> Tensor:
         """Turns pairs (i, i + D / 2), with angles in float32 as all models do."""
-        rope = self.body.get("rope_parameters") or {}
-        theta = rope.get("rope_theta", self.body.get("rope_theta", 10000.0))
+        rope = self.body.get("rope_parameters") or self.body.get("rope_scaling") or {}
+        theta = float(rope.get("rope_theta", self.body.get("rope_theta", 10000.0)))
         width = int(dim * rope.get("partial_rotary_factor", self.body.get("partial_rotary_factor", 1.0)))
-        exponents = torch.arange(0, width, 2).float() / width
-        angles = (position * (1.0 / float(theta) ** exponents)).to(head.dtype)
+        frequencies, scale = scaled(rope, theta, 1.0 / theta ** (torch.arange(0, width, 2).float() / width))
+        angles = (position * frequencies).to(head.dtype)
         # float32 before the cosine, so that both sides round alike
-        cos, sin = angles.float().cos().to(head.dtype), angles.float().sin().to(head.dtype)
+        cos, sin = (scale * angles.float().cos()).to(head.dtype), (scale * angles.float().sin()).to(head.dtype)
         low, high = head[: width // 2], head[width // 2 : width]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, head[width:]])
 
@@ -307,5 +338,6 @@ class ReferenceHead:
         return state
 
     def feedback(self, state: Tensor) -> Tensor:
-        is_fed_back = self.config.get("norm_output") and "speculators_model_type" in self.config
+        says_so = "speculators_model_type" in self.config or self.has("fc_norm.0.weight")
+        is_fed_back = self.config.get("norm_output") and says_so
         return self.normed(state) if is_fed_back else state

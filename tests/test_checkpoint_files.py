@@ -1,12 +1,20 @@
-"""Files of checkpoints: what the cache knows to be absent, and tensors that claim more than is stored."""
+"""Files of checkpoints: what a cache tells offline, and tensors that claim more than is stored."""
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from hf_specdec.checkpoints import files, headers
+import hf_specdec
+from hf_specdec import DraftModel
+from hf_specdec.checkpoints import files, headers, tokenizers
+from hf_specdec.checkpoints.tokenizers import tokenizer_at
+from tests import reference_heads
+from tests.models import tiny
+from tests.published_heads import FORMS
+from tests.tokenizers_for_tests import trained_tokenizer
 
 
 def _cached_without_safetensors(folder: Path) -> None:
@@ -38,3 +46,54 @@ def test_tensors_that_claim_more_than_is_stored_are_refused(tmp_path):
     torch.save({"fc.weight": torch.zeros(1).expand(2**10, 2**10)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model.bin holds tensors that claim .* fc.weight"):
         files.read_tensors(str(tmp_path))
+
+
+@pytest.fixture
+def fetched(hub, monkeypatch, tmp_path):
+    """Puts a folder on the Hub, fetches what is there, and cuts the line: the cache then knows of no absent file."""
+
+    def fetch(folder: Path) -> str:
+        hub.add("org/drafter", folder)
+        huggingface_hub.snapshot_download("org/drafter")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        hub.requests.clear()
+        return "org/drafter"
+
+    yield fetch
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "name", ["yuhuili/EAGLE-LLaMA3-Instruct-8B", "yuhuili/EAGLE3-LLaMA3.1", "nebius/EAGLE3-gpt-oss-20b"]
+)
+def test_a_head_that_was_fetched_as_a_whole_opens_offline(name, fetched, tmp_path):
+    """With weights in a pickle too, and without tokenizer files, of which it has none."""
+    form, target = FORMS[name], tiny(num_hidden_layers=8)
+    location = fetched(Path(reference_heads.write(tmp_path / "a", form.config, form.tensors, pickled=form.is_pickled)))
+    drafter = hf_specdec.load_drafter(location, target)
+    assert drafter.head.config.taps == form.taps
+    target.save_pretrained(tmp_path / "target")
+    findings = hf_specdec.check(str(tmp_path / "target"), location).findings
+    assert "error" not in {finding.level for finding in findings}
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_model_without_tokenizer_files_opens_offline(has_tokenizer, fetched, tmp_path, monkeypatch):
+    tokenizer, said = trained_tokenizer(), []
+    target = tiny(vocab=len(tokenizer))
+    target.save_pretrained(tmp_path / "model")
+    if has_tokenizer:
+        tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(tokenizers.logger, "warning_once", said.append)
+    location = fetched(tmp_path / "model")
+    drafter = hf_specdec.load_drafter(location, target)
+    assert isinstance(drafter, DraftModel) and (drafter.tokenizer is not None) == has_tokenizer
+    assert (tokenizer_at(location) is not None) == has_tokenizer
+    assert any("no tokenizer is known" in text for text in said) != has_tokenizer
+    assert hf_specdec.check(str(tmp_path / "model"), location).findings is not None
+
+
+def test_weights_that_were_never_fetched_are_missed_offline(fetched, tmp_path):
+    location = fetched(Path(reference_heads.write(tmp_path / "a", FORMS["yuhuili/EAGLE3-LLaMA3.1"].config, None)))
+    with pytest.raises(ValueError, match=r"model\.safetensors is not in the cache, and the Hub cannot be reached"):
+        hf_specdec.load_drafter(location, tiny(num_hidden_layers=8))

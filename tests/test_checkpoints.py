@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_specdec.checkpoints import Dialect, headers, load_head, recognise
@@ -88,10 +89,19 @@ def test_models_with_an_encoder_or_in_other_formats_are_language_models(tmp_path
 
 
 def test_a_head_that_lost_its_fc_is_no_language_model(tmp_path):
+    """Nor is one with embeddings: a language model has a final norm, and its layers stand in a model."""
     config, tensors = files.eagle1()
     del tensors["fc.weight"]
-    with pytest.raises(ValueError, match="no known kind"):
-        recognise(files.write(tmp_path, config, tensors))
+    for further in ({}, {"embed_tokens.weight": torch.ones(files.V, files.H)}):
+        with pytest.raises(ValueError, match=r"no known kind.*/model\.safetensors holds .*layers\.0\."):
+            recognise(files.write(tmp_path, config, tensors | further))
+
+
+def test_a_model_with_layers_for_further_tokens_is_a_language_model(tmp_path):
+    names = ("model.embed_tokens", "model.layers.1.mlp.gate_proj", "model.layers.2.eh_proj", "model.norm", "lm_head")
+    config = LM | {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}
+    location = files.write(tmp_path, config, {f"{name}.weight": torch.ones(2) for name in names})
+    assert recognise(location) == Dialect("causal-lm", "causal-lm")
 
 
 def test_a_language_model_with_a_mask_token_and_no_more_is_parallel(tmp_path):
@@ -108,7 +118,9 @@ def test_a_language_model_with_a_mask_token_and_no_more_is_parallel(tmp_path):
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}, "DFlash"),
         ({"architectures": ["DFlash2DraftModel"], "dflash_config": {}}, "DFlash2"),
         ({"architectures": ["Qwen3DSparkModel"], "target_layer_ids": [1], "markov_rank": 256}, "DSpark"),
+        ({"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}, "DSpark"),
         ({"dflash_config": {"projector_type": "dspark"}}, "DSpark"),
+        ({"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [2, 10]}, "DFlash"),
         ({"speculators_model_type": "mtp"}, "MTP"),
         ({"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "x/y"}, "Medusa"),
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"], "draft_vocab_size": 9}, "latent attention"),
@@ -222,6 +234,8 @@ IDS = "eagle_aux_hidden_state_layer_ids"
         (files.specforge(), {}, (2, 4, 5)),
         (files.specforge(), {"eagle_config": {IDS: [1, 4, 8]}}, (1, 4, 8)),  # 8 is the number of layers
         (files.specforge(), {IDS: [2, 4, 5]}, (2, 4, 5)),
+        (files.specforge(), {"eagle_config": {IDS: []}}, (2, 4, 5)),
+        (files.speculators(), {IDS: []}, (2, 4, 5)),
         (files.deepspec(), {}, (1, 3, 4, 6, 8)),
         (files.deepspec(), {"target_layer_ids": [-1, 2, 3, 5, 7]}, (0, 3, 4, 6, 8)),
         (files.without_taps(), {}, (8,)),
@@ -369,6 +383,18 @@ def test_a_file_in_parts_opens(target, tmp_path):
     assert load_head(split(tmp_path), target).config.num_taps == 3
 
 
+def test_the_part_that_holds_what_does_not_fit_is_named(target, tmp_path):
+    location = split(tmp_path)
+    part = load_file(tmp_path / "b.safetensors")
+    name = next(name for name, value in part.items() if name.endswith("_proj.weight"))
+    save_file(part | {name: part[name][:-1].contiguous()}, tmp_path / "b.safetensors")
+    with pytest.raises(
+        ValueError,
+        match=rf"{location}/b\.safetensors: {re.escape(name)} .*{re.escape(str(tuple(part[name][:-1].shape)))}",
+    ):
+        load_head(location, target)
+
+
 def test_a_repository_opens_like_a_folder(target, tmp_path, monkeypatch):
     files.write(tmp_path, *files.eagle3())
 
@@ -416,7 +442,8 @@ def shuffled(tensors):
 
 
 BROKEN = {
-    "missing": (lambda t: {"midlayer.mlp.up_proj.weight": None}, r"lacks tensors.*layers\.0\.mlp\.up_proj"),
+    "missing": (lambda t: {"midlayer.mlp.up_proj.weight": None},
+                r"lacks tensors.*midlayer\.mlp\.up_proj\.weight \(48, 32\)"),
     "no fc": (lambda t: {"fc.weight": None}, r"lacks tensors.*fc\.weight"),
     "no ids": (lambda t: {"d2t": None, "t2d": None}, "neither d2t nor t2d"),
     "no norm": (lambda t: {"norm.weight": None}, r"lacks.*norm\.weight"),
@@ -488,7 +515,9 @@ NESTED = files.specforge()[0]["eagle_config"]
         (files.parallel(), {"ptd_token_id": 64}, "mask_token_id=64 is not below 64"),
         (files.parallel(), {"pard_token": 3}, "contradicts itself"),
         (files.parallel(), {"ptd_token_id": None}, "needs the id of its mask token"),
-        (files.eagle1(), {"num_attention_heads": 5}, "head_dim=6 fits neither"),
+        (files.old_speculators(), {"layernorms": False}, r"layernorms=false.*embedding_layernorm\.weight"),
+        (files.old_speculators(), {"fusion_bias": False}, r"fusion_bias=false.*fusion_fc\.bias"),
+        (files.eagle1(), {"num_attention_heads": 5}, "head_dim=6 does not divide the rows of .*q_proj.*k_proj"),
         (files.eagle3(), {"num_attention_heads": "four"}, "unexpected kind"),
         (files.specforge(), {"eagle_config": [1, 2, 3]}, "unexpected kind"),
         (files.eagle3(), {IDS: 3}, "unexpected kind"),

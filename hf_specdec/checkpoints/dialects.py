@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.checkpoints import files
+from hf_specdec.checkpoints.names import file_names
 
 # Types of the speculators library that are read here.
 _SPECULATORS = {"eagle": "speculators eagle", "eagle3": "speculators eagle3", "peagle": "speculators peagle"}
@@ -172,7 +173,8 @@ def _by_names(config: dict[str, Any], location: str) -> Dialect:
     is_far = not Path(location).is_dir() and config.get("num_hidden_layers") != 1
     if is_model and (is_far or not files.has_weights(location)):
         return Dialect("causal-lm", "causal-lm")
-    names = {name.removeprefix("model.") for name in files.read_shapes(location)}
+    stored: Any = files.read_headers(location) or files.read_tensors(location)
+    names = {name.removeprefix("model.") for name in stored}
     if any(name.startswith("midlayer.") for name in names) or names & {"d2t", "layers.0.hidden_norm.weight"}:
         return _eagle3(config, location)
     if "fusion_fc.weight" in names:
@@ -181,6 +183,11 @@ def _by_names(config: dict[str, Any], location: str) -> Dialect:
         return Dialect("eagle", "eagle")
     if any(name.startswith("mtp.") or ".eh_proj." in name for name in names) and not is_model:
         raise ValueError(f"{location} holds a MTP drafter ('mtp.*' or 'eh_proj'), which is not supported yet.")
-    if is_model and len(names) > 1 and any(_TABLES.search(name) for name in names):
+    # Layers without the model around them and without a final norm: a head that has lost its fc.
+    is_bare = any(name.startswith("layers.0.") for name in stored) and "norm.weight" not in names
+    if is_model and not is_bare and len(names) > 1 and any(_TABLES.search(name) for name in names):
         return Dialect("causal-lm", "causal-lm")
-    raise ValueError(f"{location} is no known kind of drafter. Looked for {_LOOKED_FOR}.")
+    raise ValueError(
+        f"{location} is no known kind of drafter. Looked for {_LOOKED_FOR}. {file_names(stored.values())} holds "
+        f"{', '.join(sorted(stored)[:5])}{' ...' if len(stored) > 5 else ''}."
+    )

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_specdec.checkpoints import headers
-from hf_specdec.checkpoints.headers import TensorInfo
+from hf_specdec.checkpoints.headers import Stored, TensorInfo, UnreachableError
 
 # In the order in which they are looked for; an index names several files.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -48,14 +48,16 @@ def weight_files(location: str) -> list[Path]:
         ValueError: if there are none, or an index names one that is missing.
     """
     for name in WEIGHTS:
-        if (path := fetch(location, name)) is not None:
+        if (path := fetch_known(location, name)) is not None:
             return _shards(location, path) if name.endswith(".index.json") else [path]
+    for name in WEIGHTS:
+        fetch(location, name)  # says which of them might be on the Hub
     raise ValueError(f"{location} has no weights; looked for {', '.join(WEIGHTS)}.")
 
 
 def has_weights(location: str) -> bool:
     """Whether there are files that `read_tensors` can read."""
-    return read_headers(location) is not None or any(fetch(location, name) is not None for name in WEIGHTS[2:])
+    return read_headers(location) is not None or any(fetch_known(location, name) for name in WEIGHTS[2:])
 
 
 def read_shapes(location: str) -> dict[str, tuple[int, ...]]:
@@ -65,7 +67,7 @@ def read_shapes(location: str) -> dict[str, tuple[int, ...]]:
         ValueError: as `read_tensors`.
     """
     found: Any = read_headers(location) or read_tensors(location)
-    return {name: tuple(value.shape) for name, value in found.items()}
+    return {name: value.shape for name, value in found.items()}
 
 
 def read_headers(location: str) -> dict[str, TensorInfo] | None:
@@ -79,7 +81,7 @@ def read_headers(location: str) -> dict[str, TensorInfo] | None:
     """
     if (found := _header(location, WEIGHTS[0])) is not None:
         return found
-    if (index := fetch(location, WEIGHTS[1])) is None:
+    if (index := fetch_known(location, WEIGHTS[1])) is None:
         return None
     tensors: dict[str, TensorInfo] = {}
     for name in _shard_names(index):
@@ -90,21 +92,27 @@ def read_headers(location: str) -> dict[str, TensorInfo] | None:
 
 
 def _header(location: str, name: str) -> dict[str, TensorInfo] | None:
-    if not Path(location).is_dir():
+    if Path(location).is_dir():
+        path = fetch(location, name)
+        return None if path is None else headers.of_file(path, str(path))
+    try:
         return headers.of_hub(location, name)
-    path = fetch(location, name)
-    return None if path is None else headers.of_file(path)
+    except UnreachableError:
+        if any(headers.is_cached(location, other) for other in WEIGHTS):
+            return None
+        raise
 
 
-def read_tensors(location: str) -> dict[str, Tensor]:
+def read_tensors(location: str) -> dict[str, Stored]:
     """All tensors, on the CPU.
 
     Raises:
         ValueError: if a file is damaged or holds more than tensors, or a tensor appears in two files.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Stored] = {}
     for path in weight_files(location):
-        found = _tensors(path)
+        file = f"{location}/{path.name}"
+        found = {name: Stored(name, value, file) for name, value in _tensors(path).items()}
         if twice := sorted(found.keys() & tensors.keys()):
             raise ValueError(f"{path} repeats tensors of another file: {', '.join(twice)}.")
         tensors |= found
@@ -126,7 +134,8 @@ def fetch(location: str, name: str) -> Path | None:
     """One file of a checkpoint; `None` if the folder or repository has no such file.
 
     Raises:
-        ValueError: if the repository cannot be reached or does not exist.
+        UnreachableError: if the file is not in the cache and the Hub cannot be reached.
+        ValueError: if the repository does not exist.
     """
     if Path(location).is_dir():
         path = Path(location) / name
@@ -138,13 +147,27 @@ def fetch(location: str, name: str) -> Path | None:
     except LocalEntryNotFoundError as error:
         if headers.is_known_absent(location, name):
             return None
-        raise ValueError(
+        raise UnreachableError(
             f"{location} is no folder, its {name} is not in the cache, and the Hub cannot be reached: {error}"
         ) from error
     except EntryNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{location} could not be opened: it is no folder, and the Hub said: {error}") from error
+
+
+def fetch_known(location: str, name: str) -> Path | None:
+    """One file of a checkpoint; `None` if there is none, or the Hub cannot be reached and the cache has none.
+
+    For files that a checkpoint may lack: a cache tells such files from those that were never fetched only sometimes.
+
+    Raises:
+        ValueError: if the repository does not exist.
+    """
+    try:
+        return fetch(location, name)
+    except UnreachableError:
+        return None
 
 
 def snapshot(location: str, revision: str) -> str:

@@ -34,11 +34,39 @@ _DTYPES = {
 Read = Callable[[int, int], bytes]
 
 
+class UnreachableError(ValueError):
+    """A file is not in the cache, and the Hub, which may have it, cannot be asked."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it lies in a file; as text it says where: "folder/model.safetensors: fc.weight".
+
+    Attributes:
+        name: in the file.
+        value: the tensor; on the meta device where only its header was read.
+        file: the checkpoint's folder or Hub id with the name of the file.
+    """
+
+    name: str
+    value: Tensor
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.name}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return tuple(self.value.shape)
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """What a header says of a tensor.
 
     Attributes:
+        file: it lies in.
         dtype: as safetensors spells it, such as "BF16".
         shape: of the tensor.
         start: its first byte in the file.
@@ -46,6 +74,7 @@ class TensorInfo:
         read: reads bytes of the file, from one place to another.
     """
 
+    file: str
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -69,8 +98,12 @@ class TensorInfo:
         return torch.frombuffer(bytearray(found), dtype=_DTYPES[self.dtype]).reshape(self.shape)
 
 
-def of_file(path: Path) -> dict[str, TensorInfo]:
+def of_file(path: Path, name: str) -> dict[str, TensorInfo]:
     """The tensors of a local file, which may end behind its header.
+
+    Args:
+        path: of the file.
+        name: what messages call it.
 
     Raises:
         ValueError: if the header is damaged.
@@ -81,7 +114,12 @@ def of_file(path: Path) -> dict[str, TensorInfo]:
             file.seek(start)
             return file.read(stop - start)
 
-    return _parsed(read, str(path))
+    return _parsed(read, name)
+
+
+def is_cached(location: str, name: str) -> bool:
+    """Whether the cache holds a file of a repository on the Hub."""
+    return isinstance(try_to_load_from_cache(location, name), str)
 
 
 def is_known_absent(location: str, name: str) -> bool:
@@ -93,11 +131,12 @@ def of_hub(location: str, name: str) -> dict[str, TensorInfo] | None:
     """The tensors of a file on the Hub, of which only the header is fetched; `None` if there is no such file.
 
     Raises:
-        ValueError: if the Hub cannot be reached, or the header is damaged.
+        UnreachableError: if the Hub cannot be reached.
+        ValueError: if the header is damaged.
     """
     cached = try_to_load_from_cache(location, name)
     if isinstance(cached, str):
-        return of_file(Path(cached))
+        return of_file(Path(cached), f"{location}/{name}")
     url = hf_hub_url(location, name)
 
     def read(start: int, stop: int) -> bytes:
@@ -116,7 +155,7 @@ def of_hub(location: str, name: str) -> dict[str, TensorInfo] | None:
     except Exception as error:  # the Hub's, or of the HTTP library, which is another one in every other release
         if is_known_absent(location, name):
             return None
-        raise ValueError(f"{name} of {location} could not be read: {error}") from error
+        raise UnreachableError(f"{name} of {location} could not be read: {error}") from error
 
 
 def _parsed(read: Read, name: str) -> dict[str, TensorInfo]:
@@ -126,11 +165,11 @@ def _parsed(read: Read, name: str) -> dict[str, TensorInfo]:
     try:
         found: dict[str, Any] = json.loads(read(8, 8 + length))
         found.pop("__metadata__", None)
-        return {tensor: _info(said, 8 + length, read) for tensor, said in found.items()}
+        return {tensor: _info(said, 8 + length, read, name) for tensor, said in found.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name} is damaged: its header cannot be read ({error!r}).") from error
 
 
-def _info(said: dict[str, Any], start_of_values: int, read: Read) -> TensorInfo:
+def _info(said: dict[str, Any], start_of_values: int, read: Read, file: str) -> TensorInfo:
     start, stop = (start_of_values + place for place in said["data_offsets"])
-    return TensorInfo(said["dtype"], tuple(said["shape"]), start, stop, read)
+    return TensorInfo(file, said["dtype"], tuple(said["shape"]), start, stop, read)

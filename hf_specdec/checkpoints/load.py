@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_specdec import host
-from hf_specdec.checkpoints import files
+from hf_specdec.checkpoints import files, names
 from hf_specdec.checkpoints.dialects import recognise
+from hf_specdec.checkpoints.headers import Stored
 from hf_specdec.checkpoints.translate import TargetShape, Translation, translate
 from hf_specdec.heads import EagleConfig, EagleHead
 
@@ -37,11 +38,11 @@ def load_head(location: str, target: PreTrainedModel, taps: tuple[int, ...] | No
     config, tensors = files.read_config(location), files.read_tensors(location)
     with files.expected_kinds(location):
         found = _without_copies(translate(dialect, location, config, tensors, _shape(target), taps), target)
-        head = _filled(found, location, target.dtype)
+        head = _filled(found, target.dtype)
     return head.to(target.device).bind(target).eval()
 
 
-def inspect_head(location: str, target: PreTrainedModel, tensors: dict[str, Tensor]) -> EagleConfig:
+def inspect_head(location: str, target: PreTrainedModel, tensors: dict[str, Stored]) -> EagleConfig:
     """What `load_head` would open, found out from settings and shapes.
 
     Args:
@@ -56,7 +57,7 @@ def inspect_head(location: str, target: PreTrainedModel, tensors: dict[str, Tens
         found = translate(
             recognise(location), location, files.read_config(location), tensors, _shape(target), taps=None
         )
-        return _filled(found, location, torch.float32).config
+        return _filled(found, torch.float32).config
 
 
 def _shape(target: PreTrainedModel) -> TargetShape:
@@ -66,17 +67,19 @@ def _shape(target: PreTrainedModel) -> TargetShape:
 def _without_copies(found: Translation, target: PreTrainedModel) -> Translation:
     """Shares with the target what the checkpoint copied from it."""
     config, tensors = found.config, dict(found.tensors)
-    if config.own_embedding and _is_copy(tensors["embed_tokens.weight"], target.get_input_embeddings()):
+    if _is_copy(tensors.get("embed_tokens.weight"), target.get_input_embeddings()):
         del tensors["embed_tokens.weight"]
         config = replace(config, own_embedding=False)
-    if config.own_lm_head and _is_copy(tensors["lm_head.weight"], target.get_output_embeddings()):
+    if _is_copy(tensors.get("lm_head.weight"), target.get_output_embeddings()):
         del tensors["lm_head.weight"]
         config = replace(config, own_lm_head=False)
     return replace(found, config=config, tensors=tensors)
 
 
-def _is_copy(ours: Tensor, module: torch.nn.Module | None) -> bool:
+def _is_copy(ours: Tensor | None, module: torch.nn.Module | None) -> bool:
     theirs = getattr(module, "weight", None)
+    if ours is None:
+        return False
     if not isinstance(theirs, Tensor) or getattr(module, "bias", None) is not None or theirs.device.type == "meta":
         return False
     if theirs.shape != ours.shape or not theirs.is_floating_point():
@@ -85,32 +88,33 @@ def _is_copy(ours: Tensor, module: torch.nn.Module | None) -> bool:
     return all(torch.equal(ours[:rows].to(theirs), theirs[:rows]) for rows in (8, len(ours)))
 
 
-def _filled(found: Translation, location: str, dtype: torch.dtype) -> EagleHead:
+def _filled(found: Translation, dtype: torch.dtype) -> EagleHead:
     """The head with all its weights, or an error that names those that are missing, left over or of another shape."""
     with torch.device("meta"):
         head = EagleHead(found.config)
-    expected = head.state_dict()
-    _check_names(set(expected), found, location)
+    expected = {name: tuple(value.shape) for name, value in head.state_dict().items()}
+    _check_names(expected, found)
     for name, value in found.tensors.items():
-        if expected[name].shape != value.shape:
-            raise ValueError(
-                f"{location}: {found.origin(name)} has shape {tuple(value.shape)}; "
-                f"{tuple(expected[name].shape)} was expected."
-            )
+        if expected[name] != value.shape:
+            stored = found.origins[name]
+            raise ValueError(f"{stored} has shape {stored.shape}; {expected[name]} was expected.")
     weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.tensors.items()}
     for name, value in weights.items():
         # They were, in the checkpoint's own dtype; on the meta device there are none.
         if value.device.type != "meta" and not value.isfinite().all():
-            raise ValueError(f"{location}: {found.origin(name)} holds numbers that are too large for {dtype}.")
+            raise ValueError(f"{found.origins[name]} holds numbers that are too large for {dtype}.")
     head.load_state_dict(weights, assign=True)
     return head
 
 
-def _check_names(expected: set[str], found: Translation, location: str) -> None:
-    if missing := sorted(expected - set(found.tensors)):
-        raise ValueError(f"{location} lacks tensors of a {found.name} head: {', '.join(missing)}.")
-    if surplus := sorted(found.origin(name) for name in set(found.tensors) - expected):
+def _check_names(expected: dict[str, tuple[int, ...]], found: Translation) -> None:
+    file = names.file_names(found.origins.values())
+    if missing := sorted(expected.keys() - found.tensors):
+        told = [f"{names.expected_name(name, found.origins)} {expected[name]}" for name in missing]
+        raise ValueError(f"{file} lacks tensors of a {found.name} head: {', '.join(told)}.")
+    if surplus := sorted(found.tensors.keys() - expected):
+        told = [f"{found.origins[name].name} {found.origins[name].shape}" for name in surplus]
         raise ValueError(
-            f"{location} holds tensors that a {found.name} head with its settings does not have, and they will not be "
-            f"dropped: {', '.join(surplus)}."
+            f"{file} holds tensors that a {found.name} head with its settings does not have, and they will not be "
+            f"dropped: {', '.join(told)}."
         )

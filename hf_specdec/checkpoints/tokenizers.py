@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from hf_specdec.checkpoints.files import fetch
+from hf_specdec.checkpoints.headers import UnreachableError
 
 _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -16,17 +17,30 @@ logger = logging.get_logger(__name__)
 
 
 def tokenizer_at(location: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder or repository; `None` if it has none.
+    """The tokenizer of a folder or repository; `None` if it has none, or (with a warning) none that can be reached.
 
     Raises:
         ValueError: if it cannot be opened.
     """
-    if all(fetch(location, name) is None for name in _FILES):
+    if not _has_tokenizer(location):
         return None
     try:
         return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
     except (OSError, KeyError, ValueError, ImportError) as error:
         raise ValueError(f"The tokenizer of {location} could not be opened: {error}") from error
+
+
+def _has_tokenizer(location: str) -> bool:
+    unreachable = None
+    for name in _FILES:
+        try:
+            if fetch(location, name) is not None:
+                return True
+        except UnreachableError as reason:
+            unreachable = reason
+    if unreachable is not None:
+        logger.warning_once(f"{location}: no tokenizer is known, so its vocabulary is not compared. {unreachable}")
+    return False
 
 
 def tokenizer_of(model: PreTrainedModel) -> Any:

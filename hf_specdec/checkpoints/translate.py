@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hf_specdec.checkpoints import names
 from hf_specdec.checkpoints.dialects import MASK_KEYS, Dialect, mask_id
+from hf_specdec.checkpoints.headers import Stored
 from hf_specdec.checkpoints.vocabulary import draft_ids
 from hf_specdec.heads import EagleConfig, LayerConfig
 
@@ -42,43 +43,40 @@ class Translation:
         name: of the dialect.
         config: of the head.
         tensors: under the names of `EagleHead`.
-        origins: the names they have in the file.
+        origins: as they lie in the files, under the same names.
     """
 
     name: str
     config: EagleConfig
     tensors: dict[str, Tensor]
-    origins: dict[str, str]
-
-    def origin(self, name: str) -> str:
-        """What a tensor is called in the file."""
-        return self.origins.get(name, name)
+    origins: dict[str, Stored]
 
 
 class _Source:
     """A checkpoint with the questions that its translation asks."""
 
-    def __init__(self, dialect: Dialect, location: str, config: dict[str, Any], tensors: dict[str, Tensor]):
+    def __init__(self, dialect: Dialect, location: str, config: dict[str, Any], tensors: dict[str, Stored]):
         self.dialect, self.location, self.config = dialect, location, config
         self.body: dict[str, Any] = config.get("transformer_layer_config") or config
         self.nested: dict[str, Any] = config.get("eagle_config") or {}
-        self.found = names.renamed(tensors, location)
-        self.num_layers = names.num_layers(self.found, location)
+        self.found = names.renamed(tensors)
+        self.num_layers = names.num_layers(self.found)
         self.kind = "eagle" if dialect.name in ("eagle", "speculators eagle") else "eagle3"
         self.hidden_size = self.shape("layers.0.self_attn.o_proj.weight")[0]
 
     def has(self, name: str) -> bool:
         return name in self.found
 
-    def has_any(self, ending: str) -> bool:
-        return any(name.endswith(ending) for name in self.found)
+    def has_any(self, *endings: str) -> bool:
+        return any(name.endswith(endings) for name in self.found)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self.found:
-            raise ValueError(f"{self.location} lacks tensors of a {self.dialect.name} head: {name}.")
-        shape = tuple(self.found[name][1].shape)
-        if len(shape) != (1 if "norm" in name else 2):
-            raise ValueError(f"{self.location}: {self.found[name][0]} has shape {shape}.")
+            raise self.lack(names.expected_name(name, self.found))
+        shape = self.found[name].shape
+        num_sides = 1 if "norm" in name or name in ("d2t", "t2d") else 2
+        if len(shape) != num_sides:
+            raise ValueError(f"{self.found[name]} has shape {shape}; {num_sides} dimensions were expected.")
         return shape
 
     def flag(self, key: str) -> bool | None:
@@ -92,18 +90,24 @@ class _Source:
         """An option that shows in a tensor: said or seen, unless what is seen was denied."""
         said, is_seen = self.flag(key), any(name.startswith(tensor) for name in self.found)
         if said is False and is_seen:
-            raise self.problem(f"{key}=false, but the weights hold {tensor}*")
+            seen = next(stored for name, stored in self.found.items() if name.startswith(tensor))
+            raise self.problem(f"{key}=false, but the weights hold {seen}")
         return bool(said) or is_seen
 
     def problem(self, text: str) -> ValueError:
         return ValueError(f"{self.location}/config.json: {text}.")
+
+    def lack(self, text: str) -> ValueError:
+        return ValueError(
+            f"{names.file_names(self.found.values())} lacks tensors of a {self.dialect.name} head: {text}."
+        )
 
 
 def translate(
     dialect: Dialect,
     location: str,
     config: dict[str, Any],
-    tensors: dict[str, Tensor],
+    tensors: dict[str, Stored],
     target: TargetShape,
     taps: tuple[int, ...] | None = None,
 ) -> Translation:
@@ -123,31 +127,40 @@ def translate(
     source = _Source(dialect, location, config, tensors)
     _refuse_options(source)
     _check_target(source, target)
-    has_own_head = source.has("lm_head.weight")
-    num_ids = source.shape("lm_head.weight")[0] if has_own_head else _num_shared_ids(source, target)
-    weights = {name: value for name, (_, value) in source.found.items()}
-    offsets, members = weights.pop("d2t", None), weights.pop("t2d", None)
-    weights["draft_ids"] = draft_ids(offsets, members, num_ids, target.vocab_size, location)
+    ids = _draft_ids(source, target)
+    weights = {name: stored.value for name, stored in source.found.items() if name not in ("d2t", "t2d")}
+    weights["draft_ids"] = ids
     if "mask_hidden" in weights:
         weights["mask_hidden"] = weights["mask_hidden"].flatten()
+    settings = _sizes(source, target) | _options(source) | _tapped(source, target, taps)
     try:
-        head = EagleConfig(
-            draft_vocab_size=num_ids, **_sizes(source, target), **_options(source), **_tapped(source, target, taps)
-        )
+        head = EagleConfig(draft_vocab_size=len(ids), **settings)
     except ValueError as error:
         raise ValueError(f"{location}: {error}") from error
-    origins = {name: original for name, (original, _) in source.found.items()}
-    return Translation(dialect.name, head, weights, origins)
+    return Translation(dialect.name, head, weights, source.found)
+
+
+def _draft_ids(source: _Source, target: TargetShape) -> Tensor:
+    if source.has("lm_head.weight"):
+        num_ids = source.shape("lm_head.weight")[0]
+        output = f"{source.found['lm_head.weight']} {source.shape('lm_head.weight')}"
+    else:
+        num_ids, output = _num_shared_ids(source, target), "the target's output layer"
+    return draft_ids(source.found.get("d2t"), source.found.get("t2d"), num_ids, target.vocab_size, output)
 
 
 def _num_shared_ids(source: _Source, target: TargetShape) -> int:
     """Ids of a head without an output layer: the target's, or those it says it shares the target's rows of."""
     shares_rows = source.flag("shares_lm_head")
-    if shares_rows and source.has("d2t"):
-        return len(source.found["d2t"][1])
-    lengths = {len(source.found[name][1]) for name in ("d2t", "t2d") if source.has(name)}
-    if lengths - {target.vocab_size}:
-        raise ValueError(f"{source.location} cuts the vocabulary (d2t) and lacks lm_head.weight.")
+    lengths = {name: source.shape(name)[0] for name in ("d2t", "t2d") if source.has(name)}
+    if shares_rows and "d2t" in lengths:
+        return lengths["d2t"]
+    for name, length in lengths.items():
+        if length != target.vocab_size:
+            raise ValueError(
+                f"{source.found[name]} has shape {(length,)}, so it cuts the vocabulary ({name}) and lacks "
+                f"lm_head.weight, of shape {(length, source.hidden_size)}."
+            )
     return target.vocab_size
 
 
@@ -169,32 +182,43 @@ def _check_target(source: _Source, target: TargetShape) -> None:
         raise source.problem(
             f"target_hidden_size={width}, but the target's hidden states are {target.hidden_size} wide"
         )
+    output = source.found["layers.0.self_attn.o_proj.weight"]
     if source.kind == "eagle" and source.hidden_size != target.hidden_size:
-        name, found = source.found["layers.0.self_attn.o_proj.weight"][0], source.hidden_size
-        raise ValueError(f"{source.location}: {name} is {found} wide; the target's hidden states {target.hidden_size}.")
+        raise ValueError(
+            f"{output} has shape {output.shape}, so the head is {source.hidden_size} wide; the target's hidden states "
+            f"are {target.hidden_size} wide."
+        )
     is_narrow = source.hidden_size != target.hidden_size
     if is_narrow and not (source.has("embed_tokens.weight") and source.has("lm_head.weight")):
         raise ValueError(
-            f"{source.location}: the head is {source.hidden_size} wide, the target {target.hidden_size}, so it needs "
-            "embed_tokens.weight and lm_head.weight of its own, and lacks them. Is it a head for another target?"
+            f"{output} has shape {output.shape}, so the head is {source.hidden_size} wide, the target "
+            f"{target.hidden_size}: it needs embed_tokens.weight and lm_head.weight of its own, and lacks them. "
+            "Is it a head for another target?"
         )
-    sizes = {"t2d": len(source.found["t2d"][1])} if source.has("t2d") else {}
-    if source.has("embed_tokens.weight"):
-        sizes["embed_tokens.weight"] = source.shape("embed_tokens.weight")[0]
-    if not sizes and (vocabulary := source.body.get("vocab_size")) is not None:
-        sizes["config.json: vocab_size"] = vocabulary
-    for name, found in sizes.items():
-        if found != target.vocab_size:
+    _check_vocabulary(source, target)
+
+
+def _check_vocabulary(source: _Source, target: TargetShape) -> None:
+    sized = [name for name in ("t2d", "embed_tokens.weight") if source.has(name)]
+    for name in sized:
+        if (found := source.shape(name)[0]) != target.vocab_size:
             raise ValueError(
-                f"{source.location}: {name} is made for {found} ids; the target scores {target.vocab_size}."
+                f"{source.found[name]} is made for {found} ids; the target scores {target.vocab_size}. Its shape is "
+                f"{source.shape(name)}; {(target.vocab_size, *source.shape(name)[1:])} was expected."
             )
+    vocabulary = source.body.get("vocab_size")
+    if not sized and vocabulary not in (None, target.vocab_size):
+        raise source.problem(f"vocab_size is made for {vocabulary} ids; the target scores {target.vocab_size}")
 
 
 def _sizes(source: _Source, target: TargetShape) -> dict[str, Any]:
     queries, keys = (source.shape(f"layers.0.self_attn.{name}_proj.weight")[0] for name in "qk")
     head_dim = _head_dim(source, queries)
+    shapes = _told(source, "q_proj", "k_proj")
     if queries % head_dim or keys % head_dim:
-        raise source.problem(f"head_dim={head_dim} fits neither {queries} columns of queries nor {keys} of keys")
+        raise source.problem(f"head_dim={head_dim} does not divide the rows of {shapes}")
+    if not keys or queries % keys:
+        raise ValueError(f"{shapes}: the first must have as many rows as the second, or a multiple")
     return {
         "kind": source.kind,
         "hidden_size": source.hidden_size,
@@ -213,7 +237,8 @@ def _head_dim(source: _Source, queries: int) -> int:
         return source.shape("layers.0.self_attn.q_norm.weight")[0]
     said, heads = source.body.get("head_dim"), source.body.get("num_attention_heads")
     if said and heads and said * heads != queries:
-        raise source.problem(f"{heads} heads with head_dim={said} do not make the {queries} queries of the weights")
+        shapes = _told(source, "q_proj")
+        raise source.problem(f"{heads} heads with head_dim={said} do not make the {queries} queries of {shapes}")
     if said:
         return said
     if heads:
@@ -221,18 +246,24 @@ def _head_dim(source: _Source, queries: int) -> int:
     raise source.problem("neither head_dim nor num_attention_heads is given")
 
 
+def _told(source: _Source, *projections: str) -> str:
+    """Where projections of the first layer lie, with their shapes."""
+    found = [source.found[f"layers.0.self_attn.{name}.weight"] for name in projections]
+    return " and ".join(f"{stored} {stored.shape}" for stored in found)
+
+
 def _layer(source: _Source, index: int) -> LayerConfig:
     width, prefix = source.shape(f"layers.{index}.self_attn.q_proj.weight")[1], f"layers.{index}."
     allowed = (source.hidden_size,) if source.kind == "eagle" else (source.hidden_size, 2 * source.hidden_size)
     if width not in allowed:
-        expected = " or ".join(map(str, allowed))
-        name = source.found[f"{prefix}self_attn.q_proj.weight"][0]
-        raise ValueError(f"{source.location}: {name} reads {width} columns; {expected} were expected.")
+        stored, expected = source.found[f"{prefix}self_attn.q_proj.weight"], " or ".join(map(str, allowed))
+        raise ValueError(f"{stored} has shape {stored.shape}: it reads {width} columns; {expected} were expected.")
     has_norm = source.has(f"{prefix}input_layernorm.weight")
     said = source.flag("use_input_layernorm_in_first_layer") if index == 0 else None
     if said is False and has_norm:
-        raise source.problem("use_input_layernorm_in_first_layer=false, but the weights hold that norm")
-    may_lack = index == 0 and (source.kind == "eagle" or said is False)
+        norm = source.found[f"{prefix}input_layernorm.weight"]
+        raise source.problem(f"use_input_layernorm_in_first_layer=false, but the weights hold that norm: {norm}")
+    may_lack = index == 0 and (not _has_outer_norms(source) if source.kind == "eagle" else said is False)
     return LayerConfig(width != source.hidden_size, has_norm or not may_lack, _window(source, index))
 
 
@@ -248,15 +279,15 @@ def _options(source: _Source) -> dict[str, Any]:
     options = {
         "rms_norm_eps": source.body.get("rms_norm_eps", 1e-6),
         "rope": _rope(source),
-        "fc_bias": source.has("fc.bias"),
-        "qkv_bias": source.has_any("self_attn.q_proj.bias"),
-        "output_bias": source.has_any("self_attn.o_proj.bias"),
-        "mlp_bias": source.has_any("mlp.gate_proj.bias"),
-        "qk_norm": source.has_any("self_attn.q_norm.weight"),
-        "embed_norm": not is_eagle3 and source.has("embed_norm.weight"),
+        "fc_bias": source.option("fusion_bias", "fc.bias"),
+        "qkv_bias": source.has_any("q_proj.bias", "k_proj.bias", "v_proj.bias"),
+        "output_bias": source.has_any("o_proj.bias"),
+        "mlp_bias": source.has_any("gate_proj.bias", "up_proj.bias", "down_proj.bias"),
+        "qk_norm": source.has_any("q_norm.weight", "k_norm.weight"),
+        "embed_norm": not is_eagle3 and _has_outer_norms(source),
         "final_norm": _final_norm(source),
-        "own_embedding": source.has("embed_tokens.weight"),
-        "own_lm_head": source.has("lm_head.weight"),
+        "own_embedding": source.has("embed_tokens.weight") or source.dialect.name == "deepspec",
+        "own_lm_head": source.has("lm_head.weight") or source.dialect.name == "deepspec",
         "mask_token_id": _mask(source),
         "num_draft_tokens": _num_draft_tokens(source),
     }
@@ -274,9 +305,18 @@ def _eagle3_options(source: _Source) -> dict[str, Any]:
     }
 
 
+def _has_outer_norms(source: _Source) -> bool:
+    """Whether a head of the first kind is of the variant with norms around it: of embeddings, layer and output.
+
+    A final norm under its usual name belongs to no head of that kind.
+    """
+    is_named = source.has("norm.weight") and "lm_head" in source.found["norm.weight"].name
+    return source.option("layernorms", "embed_norm.") or is_named
+
+
 def _final_norm(source: _Source) -> bool:
-    if source.kind == "eagle":  # only the variants with a name for it have one
-        return "lm_head" in source.found.get("norm.weight", ("",))[0]
+    if source.kind == "eagle":
+        return _has_outer_norms(source)
     return source.has("norm.weight") or source.flag("use_last_layernorm") is not False
 
 
@@ -316,14 +356,15 @@ def _tapped(source: _Source, target: TargetShape, override: tuple[int, ...] | No
         return {}
     if source.flag("use_aux_hidden_state") is False:
         if source.has("fc.weight"):
-            raise source.problem("use_aux_hidden_state=false, but the weights hold fc.weight")
+            stored = source.found["fc.weight"]
+            raise source.problem(f"use_aux_hidden_state=false, but the weights hold fc.weight ({stored})")
         return {"has_fc": False, "taps": _checked_taps(override or (target.num_layers,), 1, source, target)}
     columns = source.shape("fc.weight")[1]
     if columns % target.hidden_size:
-        name = source.found["fc.weight"][0]
+        stored = source.found["fc.weight"]
         raise ValueError(
-            f"{source.location}: {name} reads {columns} columns, which are no multiple of the {target.hidden_size} "
-            "of the target's hidden states."
+            f"{stored} reads {columns} columns, which are no multiple of the {target.hidden_size} of the target's "
+            f"hidden states. Its shape is {stored.shape}."
         )
     num_taps = columns // target.hidden_size
     return {"taps": _checked_taps(override or _taps(source, target), num_taps, source, target)}
@@ -334,14 +375,14 @@ def _taps(source: _Source, target: TargetShape) -> tuple[int, ...]:
 
     Settings beside the other ones of the speculators library count that way. Those in `eagle_config` (SpecForge,
     ModelOpt) and DeepSpec's name layers whose output is read, unless one is the number of layers, which no layer
-    has. Without any it is the rule of the first heads: {2, n // 2, n - 3}.
+    has. Without any (an empty list is none) it is the rule of the first heads: {2, n // 2, n - 3}.
     """
     depth, found = target.num_layers, {}
     for key in (_AUX_IDS, "aux_hidden_state_layer_ids"):
-        if source.config.get(key) is not None:
+        if source.config.get(key):
             found[key] = tuple(source.config[key])
-    if (ids := source.nested.get(_AUX_IDS)) is not None:
-        shift = 0 if max(ids, default=0) == depth else 1
+    if ids := source.nested.get(_AUX_IDS):
+        shift = 0 if max(ids) == depth else 1
         found[f"eagle_config.{_AUX_IDS}"] = tuple(index + shift for index in ids)
     if source.dialect.name == "deepspec" and (ids := source.config.get("target_layer_ids")) is not None:
         found["target_layer_ids"] = tuple(index + 1 for index in ids)
@@ -353,8 +394,9 @@ def _taps(source: _Source, target: TargetShape) -> tuple[int, ...]:
 def _checked_taps(taps: tuple[int, ...], num_taps: int, source: _Source, target: TargetShape) -> tuple[int, ...]:
     taps = tuple(taps)
     if len(taps) != num_taps:
+        reader = source.found.get("fc.weight", source.found["layers.0.self_attn.q_proj.weight"])
         raise ValueError(
-            f"{source.location}: fc.weight reads {num_taps} hidden states of the target's width, "
+            f"{reader} reads {num_taps} hidden states of the target's width (its shape is {reader.shape}), "
             f"but {len(taps)} are named: {taps}. Is it a head for another target?"
         )
     is_ascending = all(low < high for low, high in pairwise(taps))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.checkpoints import files as checkpoint
 from hf_specdec.checkpoints import inspect_head, recognise
+from hf_specdec.checkpoints.headers import Stored
 from hf_specdec.checkpoints.tokenizers import tokenizer_at, tokenizer_of
 from hf_specdec.drafters import NAMED, Drafter, DraftModel
 from hf_specdec.heads import EagleConfig, EagleHead
@@ -148,7 +148,7 @@ def _side_of_location(location: str, target: Side, tokenizer: Any, trust_remote_
         head = inspect_head(location, target.model, tensors)
     except ValueError as reason:
         problem = str(reason)
-    dtypes = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()]
+    dtypes = [tensor.value.dtype for tensor in tensors.values() if tensor.value.is_floating_point()]
     dtype = next(iter(dtypes), None)
     return Side(location, kind, None, tokenizer, head, settings, num_bytes, dtype, problem, unread)
 
@@ -189,7 +189,7 @@ def _without_weights(location: str, trust_remote_code: bool) -> PreTrainedModel:
 
 
 def _generation_config(location: str, default: Any) -> Any:
-    if checkpoint.fetch(location, "generation_config.json") is None:
+    if checkpoint.fetch_known(location, "generation_config.json") is None:
         return default
     try:
         return GenerationConfig.from_pretrained(location)
@@ -197,18 +197,18 @@ def _generation_config(location: str, default: Any) -> Any:
         raise ValueError(f"{location}: generation_config.json cannot be read: {error}") from error
 
 
-def _tensors_of_head(location: str) -> tuple[dict[str, Tensor], int | None, tuple[str, ...]]:
+def _tensors_of_head(location: str) -> tuple[dict[str, Stored], int | None, tuple[str, ...]]:
     """Tensors without values, but those that say which ids a head has; their bytes; what could not be read."""
     headers = checkpoint.read_headers(location)
     if headers is None:  # a pickle has no header
         tensors = checkpoint.read_tensors(location)
-        return tensors, sum(tensor.nbytes for tensor in tensors.values()), ()
-    tensors = {name: info.without_values() for name, info in headers.items()}
+        return tensors, sum(tensor.value.nbytes for tensor in tensors.values()), ()
+    tensors = {name: Stored(name, info.without_values(), info.file) for name, info in headers.items()}
     maps = {name: headers[name].values() for name in tensors if name.removeprefix("model.") in _MAPS}
     unread = tuple(sorted(name for name, values in maps.items() if values is None))
     if unread:  # nothing is said about ids then: offsets of zero fit any head
         maps = {name: torch.zeros(headers[name].shape, dtype=torch.long) for name in maps if name.endswith("d2t")}
-    found = {name: values for name, values in maps.items() if values is not None}
+    found = {name: replace(tensors[name], value=values) for name, values in maps.items() if values is not None}
     tensors = {name: tensor for name, tensor in tensors.items() if name.removeprefix("model.") not in _MAPS}
     return tensors | found, sum(info.num_bytes for info in headers.values()), unread
 
