@@ -27,7 +27,7 @@ class Progress:
         num_examples: examples this epoch is made of; data that have grown since are for the next one.
         answer_tokens: learned so far, each time anew.
         seconds: spent so far, over all resumed runs.
-        best: the best held-out acceptance length; 0 before the first evaluation.
+        best: the held-out acceptance length of the drafter that is kept; 0 before the first evaluation.
         loss: mean over the steps since the last evaluation, as (sum, count).
         target: its fingerprint.
     """

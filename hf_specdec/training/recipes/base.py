@@ -118,6 +118,10 @@ class Recipe(ABC):
     def save(self, folder: Path) -> None:
         """Writes config.json and model.safetensors, which `load_drafter` opens, into an existing folder."""
 
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Takes the trained weights back from what `save` has written."""
+
     def describe(self) -> dict[str, Any]:
         """The facts for the record of a run."""
         trained = [weight for weight in self.module.parameters() if weight.requires_grad]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec import host
+from hf_specdec.checkpoints.files import read_tensors
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.heads import EagleConfig, EagleHead, LayerConfig
 from hf_specdec.training.examples import Example
@@ -62,6 +63,12 @@ class HeadRecipe(Recipe):
 
     def save(self, folder: Path) -> None:
         write_head(self.head, folder)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        tensors = read_tensors(str(folder))
+        for name, weight in self.head.named_parameters():
+            weight.copy_(tensors[name])
 
 
 def frequent_ids(

@@ -95,3 +95,7 @@ class Pard(StudentRecipe):
         table[self.mask_token_id] = self.mask.detach()
         same = {name for name, weight in weights.items() if weight.data_ptr() == embedding.data_ptr()}
         return {"state_dict": weights | dict.fromkeys(same, table)}
+
+    def load_table(self, table: Tensor) -> None:
+        """Takes back the mask's row."""
+        self.mask.copy_(table[self.mask_token_id])

@@ -36,6 +36,18 @@ class StudentRecipe(Recipe):
         """What `save_pretrained` is told."""
         return {}
 
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        kept = type(self.student).from_pretrained(folder, dtype=self.student.dtype)
+        weights = dict(kept.named_parameters())
+        for name, weight in self.student.named_parameters():
+            if weight.requires_grad:
+                weight.copy_(weights[name])
+        self.load_table(kept.get_input_embeddings().weight)
+
+    def load_table(self, table: Tensor) -> None:
+        """Takes back what has been learned of the embeddings, which are the target's: nothing."""
+
     def read(self, tokens: Tensor, **arguments: Any) -> Tensor:
         """States that the output layer reads: (B, W) or embeddings (B, W, H) -> (B, W, H)."""
         name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
