@@ -544,6 +544,24 @@ def test_a_training_says_where_it_goes_on_and_when_nothing_is_left(places, tmp_p
     assert "nothing left to do: this run ended at step 2" in shown[2] and "--max-steps" in shown[2]
 
 
+def test_a_training_says_when_there_is_little_or_nothing_to_judge_by(places, tmp_path, capsys):
+    command = ["train", "eagle3", "--target", places[1], "--output", str(tmp_path / "out"), "--device", "cpu"]
+    command += ["--depth", "1", "--max-steps", "1", "--data"]
+    shown = []
+    for share in ("0.1", "0.5"):
+        assert cli.main([*command, places[0], "--output", str(tmp_path / share), "--held-out-share", share]) == 0
+        shown.append(" ".join(capsys.readouterr().err.split()))
+    assert "held-out answers are too few to judge by" in shown[0] and "--held-out-share" in shown[0]
+    assert "too few" not in shown[1]
+    sampled = tmp_path / "sampled"
+    sampled.mkdir()
+    write_shard(sampled, 0, [Example((3, 4, n), (5, 6), 1.0, "self", True) for n in range(30)])
+    assert cli.main([*command, str(sampled)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "and 0 greedy ones that are held out. Both must be more than none" in said and "0.2" in said
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("text", ["5ms", "90sm", "h", "soon", ""])
 def test_times_that_are_none_are_refused(text, tmp_path, capsys):
     with pytest.raises(SystemExit):
