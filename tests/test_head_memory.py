@@ -54,6 +54,7 @@ def call(target, assistant, num_rows=1):
 
 def peak(action):
     """The most bytes of tensors that an action holds at one time, beyond those before it."""
+    gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         action()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -70,6 +71,12 @@ def test_a_long_prompt_takes_little_more_than_its_tapped_states(name, target):
     assert assistant.stats.drafted > 0
 
 
+def living():
+    """All tensors of the process."""
+    gc.collect()
+    return [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
+
+
 def stored(tensors):
     """Bytes of tensors, those that share memory counted once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -79,21 +86,18 @@ def stored(tensors):
 @pytest.mark.parametrize("name", ["eagle3", "p-eagle"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_between_rounds_only_the_caches_hold_more_than_the_newest_states(name, num_rows, target, monkeypatch):
-    """After every round all tensors of the process are counted."""
     held, true_round = [], SpeculativeLoop.round
 
     def counted(self):
         true_round(self)
-        gc.collect()
-        tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
         caches = (self.target.cache, self.session.read.reader.cache)
-        cached = [part for cache in caches for layer in cache.layers if layer.keys is not None
-                  for part in (layer.keys, layer.values)]  # fmt: skip
-        held.append(stored(tensors) - stored(cached))
+        layers = [layer for cache in caches for layer in cache.layers if layer.keys is not None]
+        cached = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+        held.append(stored(living()) - stored(cached))
 
     monkeypatch.setattr(SpeculativeLoop, "round", counted)
     assistant = drafter(name)
-    before = stored([found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)])
+    before = stored(living())
     call(target, assistant, num_rows)
     added = [bytes_held - before for bytes_held in held]
     newest = num_rows * 5 * len(TAPS) * WIDTH * 4
