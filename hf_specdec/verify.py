@@ -39,9 +39,14 @@ class TargetPass:
         states = host.hidden_states_of(outputs)
         self.hidden_states = states and tuple(layer[:, -num_positions:] for layer in states)
         self.prompt_hidden_states = states and tuple(layer[:, : layer.shape[1] - num_positions + 1] for layer in states)
-        whole = {tap: torch.cat(passes, dim=1) for tap, passes in (tapped or {}).items()}
+        whole = {tap: _joined(passes) for tap, passes in (tapped or {}).items()}
         self.states = {tap: layer[:, -num_positions:] for tap, layer in whole.items()}
         self.prompt_states = {tap: layer[:, : layer.shape[1] - num_positions] for tap, layer in whole.items()}
+
+
+def _joined(passes: list[Tensor]) -> Tensor:
+    """States of passes behind each other; those of one pass, as of most prompts, are not copied."""
+    return passes[0] if len(passes) == 1 else torch.cat(passes, dim=1)
 
 
 def run_target(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import types
@@ -20,7 +21,8 @@ from transformers import (
 from transformers.cache_utils import StaticLayer
 
 import hf_specdec
-from hf_specdec import Auto, DraftModel, EarlyExit, Suffix, best_exit_layer, host, loop
+from hf_specdec import Auto, DraftModel, EarlyExit, Suffix, best_exit_layer, halves, host, loop
+from hf_specdec.drafters import early_exit
 from hf_specdec.drafters.base import checked
 from hf_specdec.halves import Halves
 from hf_specdec.host import decoder_layers
@@ -213,19 +215,120 @@ def test_the_end_of_the_context():
     assert_identical(target, EarlyExit(1, 4), max_new_tokens=20, eos_token_id=None)
 
 
+# --- slot by slot -----------------------------------------------------------------------------------------
+
+
+class FirstLayers:
+    """The first layers of a model with its norm and its head, as a model of its own that has no cache."""
+
+    def __init__(self, model, exit_layer):
+        self.model = copy.deepcopy(model)
+        layers = decoder_layers(self.model)
+        del layers[exit_layer:]
+        layers[-1].register_forward_hook(self._keep)
+
+    def _keep(self, module, args, output):
+        self.states = output if isinstance(output, torch.Tensor) else output[0]
+
+    def __call__(self, text, drafted):
+        """Best ids and states of the text's last token and of every drafted one."""
+        logits = self.model(torch.tensor([text + drafted]), use_cache=False).logits
+        first = len(text) - 1
+        return logits[0, first:].argmax(dim=-1).tolist(), self.states[0, first:]
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Runs a call; counts drafts and handed on states (of rows in a round), and those that are other than alone."""
+    true_propose = early_exit._EarlyExitSession.propose
+
+    def run(target, exit_layer, num_rows):
+        alone, expected = FirstLayers(target, exit_layer), []
+        counts = {"drafts": 0, "other drafts": 0, "states": 0, "other states": 0}
+
+        def propose(self, state, limits, noise):
+            expected.clear()
+            draft = true_propose(self, state, limits, noise)
+            for place, row in enumerate(state.rows):
+                drafted = draft.tokens[place, : int(draft.lengths[place])].tolist()
+                ids, states = alone(state.tokens[row], drafted)
+                if drafted:
+                    counts["drafts"] += 1
+                    counts["other drafts"] += ids[:-1] != drafted
+                    expected.append((place, states))
+            return draft
+
+        def compare(module, args, kwargs):
+            """What enters the first of the other layers, in a round."""
+            entering = args[0] if args else kwargs["hidden_states"]
+            for place, states in expected:
+                counts["states"] += 1
+                counts["other states"] += not torch.allclose(entering[place, : len(states)], states, atol=1e-5)
+            expected.clear()
+
+        monkeypatch.setattr(early_exit._EarlyExitSession, "propose", propose)
+        handle = decoder_layers(target)[exit_layer].register_forward_pre_hook(compare, with_kwargs=True)
+        changes = {"assistant": EarlyExit(exit_layer, num_draft_tokens=4), "eos_token_id": None}
+        target.generate(**GREEDY | rows_for(target, num_rows) | changes)
+        handle.remove()
+        return counts
+
+    return run
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_drafts_and_handed_on_states_are_those_of_the_first_layers_alone(cut, num_rows, compared):
+    counts = compared(*cut, num_rows)
+    assert counts["drafts"] == counts["states"] >= 4 * num_rows
+    assert counts["other drafts"] == counts["other states"] == 0
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_an_exit_one_layer_off_is_noticed(shift, compared, monkeypatch):
+    """Negative control: the text is the target's all the same."""
+    exit_of = EarlyExit.exit_of
+    monkeypatch.setattr(EarlyExit, "exit_of", lambda self, target: exit_of(self, target) + shift)
+    counts = compared(hf_specdec.enable(tiny(num_hidden_layers=4)), 2, 3)
+    assert counts["other drafts"] > counts["drafts"] / 2
+
+
+def test_states_of_one_layer_earlier_are_noticed(compared, monkeypatch):
+    """Negative control: what enters the last of the first layers is handed on, not what it says."""
+
+    def leave(self, layer, *args, **kwargs):
+        layer(*args, **kwargs)
+        self.outputs.append(args[0])
+        return args[0]
+
+    monkeypatch.setattr(halves._Between, "leave", leave)
+    counts = compared(hf_specdec.enable(tiny(num_hidden_layers=4)), 2, 3)
+    assert counts["other states"] == counts["states"] > 0
+
+
 # --- the law ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verification", ["token", "block", "coupled"])
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
-def test_the_law_is_the_targets(verification, temperature, top_p):
-    """20 calls of 250 rows: 5,000 samples."""
+@pytest.mark.parametrize(
+    ("num_rows", "num_samples"),
+    [
+        (250, 5000),
+        (1, 300),
+        (3, 300),
+        pytest.param(1, 6000, marks=pytest.mark.slow),
+        pytest.param(3, 6000, marks=pytest.mark.slow),
+    ],
+)
+def test_the_law_is_the_targets(num_rows, num_samples, verification, temperature, top_p):
+    """Sample sizes as named; a correct sampler fails one with probability 1e-6 (reference.FALSE_ALARM)."""
     target = hf_specdec.enable(small(0, layers=3))
     options = {"temperature": temperature, "top_p": top_p, "verification": verification}
-    samples = first_tokens(target, 20, 250, assistant=EarlyExit(1, num_draft_tokens=3), **options)
+    drafter = EarlyExit(1, num_draft_tokens=3)
+    samples = first_tokens(target, num_samples // num_rows, num_rows, assistant=drafter, **options)
     processors = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)])
     assert_follows(samples, target_law(target, PROMPT, processors, 3, VOCAB))
-    assert hf_specdec.last_stats(target).accepted > 0
+    assert 0 < drafter.stats.accepted < drafter.stats.drafted
 
 
 def test_coupled_text_is_the_same_with_any_drafter():

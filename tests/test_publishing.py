@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 
 import hf_specdec
 from hf_specdec import DraftModel, Eagle, ParallelDraft, PromptLookup, Suffix, load_drafter
-from hf_specdec.checkpoints import recognise
+from hf_specdec.checkpoints import load_head, recognise
 from hf_specdec.checkpoints.files import snapshot
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.cli import main
 from hf_specdec.fingerprints import TargetFingerprint
-from hf_specdec.heads import EagleHead
+from hf_specdec.heads import EagleHead, LayerConfig
 from hf_specdec.loading import load_model
 from hf_specdec.provenance import KEY, Provenance
 from hf_specdec.publishing import FORMATS, export, push, write_card
@@ -693,7 +693,6 @@ def test_exports_that_cannot_be_are_refused_before_the_target_is_loaded(tmp_path
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"final_norm": False}, "has no final norm"),
         ({"norm_before_fc": True}, "sets norm_before_fc"),
         ({"num_layers": 2}, "has 2 layers"),
         ({"mask_token_id": 5}, "drafts all tokens at once"),
@@ -714,6 +713,106 @@ def test_norms_and_rotations_that_a_format_would_lose_are_said(target):
     scaled = a_head(target, rope={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
     with pytest.raises(ValueError, match=r"this head's are scaled \(linear\)"):
         FORMATS["safeailab"](scaled, target)
+
+
+SCALED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+WIDER = {"hidden_size": 48, "head_dim": 12, "own_embedding": True, "own_lm_head": True}
+PLAIN, WITH_TOKENS = LayerConfig(False), LayerConfig(True)
+# By option: what it changes of a head, and the formats that hold it; the others say a name of it when they refuse.
+OPTIONS = {
+    "nothing": ({}, "vllm-speculators sglang safeailab", ""),
+    "all ids": ({"full": True}, "vllm-speculators sglang safeailab", ""),
+    "own embeddings": ({"own_embedding": True}, "vllm-speculators safeailab", "embeddings"),
+    "own output layer": ({"own_lm_head": True}, "vllm-speculators sglang safeailab", ""),
+    "another width": (WIDER, "vllm-speculators sglang safeailab", ""),
+    "another eps": ({"rms_norm_eps": 1e-3}, "vllm-speculators sglang safeailab", ""),
+    "other taps": ({"taps": (1, 4, 6)}, "vllm-speculators sglang", "hidden states"),
+    "two taps": ({"taps": (2, 5)}, "vllm-speculators sglang", "hidden states"),
+    "the last state": ({"taps": (2, 4, 8)}, "vllm-speculators sglang", "hidden states"),
+    "scaled rotation": ({"rope": SCALED}, "vllm-speculators sglang", "linear"),
+    "rotation in part": (
+        {"rope": SCALED | {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "",
+        "partial_rotary",
+    ),
+    "two layers": ({"num_layers": 2}, "vllm-speculators", "2 layers"),
+    "two layers that read tokens": ({"layers": (WITH_TOKENS, WITH_TOKENS)}, "", "tokens"),
+    "a layer without tokens": ({"layers": (PLAIN,)}, "", "tokens"),
+    "a layer without a norm": ({"layers": (LayerConfig(True, input_norm=False),)}, "", "norm"),
+    "bias of fc": ({"fc_bias": True}, "", "fc"),
+    "biases of the attention": ({"qkv_bias": True, "output_bias": True}, "vllm-speculators", "qkv_bias"),
+    "some biases of the attention": ({"qkv_bias": True}, "", "bias"),
+    "biases of MLPs": ({"mlp_bias": True}, "vllm-speculators", "mlp_bias"),
+    "norms of queries": ({"qk_norm": True}, "vllm-speculators", "qk_norm"),
+    "norms of queries, biases of MLPs": ({"qk_norm": True, "mlp_bias": True}, "", "mlp_bias"),
+    "windows": ({"layers": (LayerConfig(True, window=3),)}, "", "windows"),
+    "windows, norms of queries": (
+        {"layers": (LayerConfig(True, window=3),), "qk_norm": True},
+        "vllm-speculators",
+        "qk",
+    ),
+    "no final norm": ({"final_norm": False}, "", "final norm"),
+    "norm before fc": ({"norm_before_fc": True}, "vllm-speculators", "norm_before_fc"),
+    "norm before the residual": ({"norm_before_residual": True}, "vllm-speculators", "norm_before_residual"),
+    "norms of taps": ({"fc_norm": True}, "vllm-speculators", "norm"),
+    "normed feedback": ({"norm_output": True}, "vllm-speculators", "norm"),
+    "norms of taps, normed feedback": ({"fc_norm": True, "norm_output": True}, "vllm-speculators sglang", "norm"),
+    "parallel": ({"mask_token_id": 5}, "vllm-speculators", "all tokens at once"),
+    "parallel, two layers, all ids": (
+        {"mask_token_id": 5, "num_layers": 2, "full": True},
+        "vllm-speculators",
+        "at once",
+    ),
+}
+
+
+def a_random_head(target, num_layers=1, full=False, **changes):
+    """A head whose every number says something: biases and gains too."""
+    vocab = target.config.vocab_size
+    count = vocab if full else DRAFT_VOCAB
+    head = EagleHead(replace(head_config(target, count, num_layers), **changes))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in head.named_parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2 + float("norm" in name))
+        head.draft_ids.copy_(torch.arange(vocab)[:: vocab // count][:count])
+    return head.to(target.dtype).bind(target).eval()
+
+
+def two_steps(head):
+    """Logits of a head about states of a target and, behind them, about what it feeds back to itself."""
+    generator, config = torch.Generator().manual_seed(0), head.config
+    features = torch.randn(1, 5, config.num_taps * config.target_hidden_size, generator=generator).to(head.dtype)
+    tokens = torch.randint(config.vocab_size, (1, 6), generator=generator)
+    hidden = head.combine(features)
+    if config.mask_token_id is not None:
+        hidden = torch.cat([hidden, head.masked_hidden().expand(1, 1, -1)], dim=1)
+    else:
+        fed = head.feedback(head(tokens[:, :5], hidden, torch.arange(5)[None])[:, -1:])
+        hidden = torch.cat([hidden, fed], dim=1)
+    return head.logits(head(tokens, hidden, torch.arange(6)[None]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_export_holds_all_of_a_head_or_says_what_it_cannot_hold(option, format, target, tmp_path):
+    changes, formats, reason = OPTIONS[option]
+    head = a_random_head(target, **changes)
+    if format not in formats.split():
+        with pytest.raises(ValueError, match=reason):
+            FORMATS[format](head, target)
+        return
+    config, tensors = FORMATS[format](head, target)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = load_head(str(tmp_path), target)
+    lasting = ("taps", "rms_norm_eps", "layers", "mask_token_id", "rope", "norm_output", "norm_before_residual")
+    for name in lasting:
+        ours, theirs = getattr(head.config, name), getattr(found.config, name)
+        assert ours.items() <= theirs.items() if name == "rope" else ours == theirs
+    assert torch.equal(found.draft_ids, head.draft_ids)
+    torch.testing.assert_close(two_steps(found), two_steps(head), atol=1e-5, rtol=1e-5)
 
 
 def test_export_from_the_command_line(eagle, target, tokenizer, tmp_path, capsys):

@@ -222,6 +222,57 @@ def test_an_epoch_reads_what_has_come_since_and_a_resumed_one_does_not(places, t
     assert resumed.progress.num_examples == 24 and len(resumed.learned) > len(first.learned)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_better_drafter_stays_when_held_out_texts_are_added(kind, places, tmp_path, monkeypatch):
+    """The kept one is measured again, on all texts. Here weights are all alike, and a drafter is as good as they are
+    large, but worse on the new texts."""
+    data, location = tmp_path / "data", places[1]
+    target = AutoModelForCausalLM.from_pretrained(location, dtype=torch.float32)
+    data.mkdir()
+    write_shard(data, 0, answered(target, 14))
+    training = Training(options(str(data), location, str(tmp_path / "out"), kind), lambda _: None)
+    trained, before = training.weights.module.values(), len(training.held_out)
+
+    def acceptance():
+        least = min(float(weight.detach().min()) for weight in trained)
+        return evaluate.Acceptance(tokens=round(4 * least) - 2 * (len(training.held_out) > before), rounds=4)
+
+    def evaluated(value):
+        with torch.no_grad():
+            for master in training.weights.masters.values():
+                master.fill_(value)
+        training.weights.publish()
+        training.progress.step += 1
+        training._evaluate()
+        return read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["is_best"]
+
+    monkeypatch.setattr(training, "_acceptance", acceptance)
+    assert evaluated(3.0) and not evaluated(2.0)
+    write_shard(data, 1, answered(target, 10, seed=5))
+    training.progress.cursor = len(training.batches)
+    training._next_batches()
+    assert len(training.held_out) > before and training.progress.best == 2.5
+    assert all(bool((weight == 2.0).all()) for weight in trained)
+    assert not evaluated(2.0) and not evaluated(3.0) and evaluated(3.5)
+
+
+def test_the_drafter_that_is_measured_again_is_the_kept_one(places, tmp_path):
+    """Not by name alone: what its files hold agrees with texts as it did when it was written."""
+    for kind in KINDS:
+        settings = {"max_steps": 4, "dtype": "bfloat16"}  # heads are rounded to it when they are written
+        training = Training(options(*places, str(tmp_path / kind), kind, **settings), lambda _: None)
+        training.run()
+        training._keep()
+        texts = training.store.texts(training.learned)
+        before = training.recipe.agreement(texts)
+        with torch.no_grad():
+            for weight in training.weights.module.values():
+                weight.zero_()
+        training.weights.show(training._published(str(tmp_path / kind)))
+        assert sum(map(torch.sum, before)) > 0
+        assert all(map(torch.equal, before, training.recipe.agreement(texts)))
+
+
 def test_another_training_goes_on_from_the_weights_of_one(places, tmp_path):
     train(options(*places, str(tmp_path / "first"), max_steps=4))
     began = Training(options(*places, str(tmp_path / "second"), init_from=str(tmp_path / "first")), lambda _: None)
@@ -307,7 +358,7 @@ def kill_and_compare(places, tmp_path, num_kills, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle3", "p-eagle"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_learn_what_one_does(kind, places, tmp_path):
     expected = finished(worker(places, tmp_path / "one", kind))
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
@@ -517,6 +568,24 @@ def test_a_training_says_where_it_goes_on_and_when_nothing_is_left(places, tmp_p
     assert "Going on" not in shown[0] and "nothing left" not in shown[0] + shown[1]
     assert "Going on from step 1" in shown[1]
     assert "nothing left to do: this run ended at step 2" in shown[2] and "--max-steps" in shown[2]
+
+
+def test_a_training_says_when_there_is_little_or_nothing_to_judge_by(places, tmp_path, capsys):
+    command = ["train", "eagle3", "--target", places[1], "--output", str(tmp_path / "out"), "--device", "cpu"]
+    command += ["--depth", "1", "--max-steps", "1", "--data"]
+    shown = []
+    for share in ("0.1", "0.5"):
+        assert cli.main([*command, places[0], "--output", str(tmp_path / share), "--held-out-share", share]) == 0
+        shown.append(" ".join(capsys.readouterr().err.split()))
+    assert "held-out answers are too few to judge by" in shown[0] and "--held-out-share" in shown[0]
+    assert "too few" not in shown[1]
+    sampled = tmp_path / "sampled"
+    sampled.mkdir()
+    write_shard(sampled, 0, [Example((3, 4, n), (5, 6), 1.0, "self", True) for n in range(30)])
+    assert cli.main([*command, str(sampled)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "and 0 greedy ones that are held out. Both must be more than none" in said and "0.2" in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("text", ["5ms", "90sm", "h", "soon", ""])

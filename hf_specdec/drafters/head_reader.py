@@ -121,16 +121,15 @@ class Pending:
 
     def _add_prompt(self, state: DecodeState, outcome: Outcome, target_pass: TargetPass) -> None:
         """The prompt, as far as the target has read it in this call: aligned from the right, without padding."""
-        before = torch.cat([target_pass.prompt_states[tap] for tap in self.taps], dim=-1)
         self.starts = []
         for place, row in enumerate(state.rows):
             prompt = state.tokens[row][: len(state.tokens[row]) - len(outcome.appended[place])]
-            states = before[place]
-            if state.prompt_mask is not None and len(states):
-                kept = state.prompt_mask[row, :-1][-len(states) :].to(states.device)
-                states = states[len(states) - len(kept) :][kept]
-            count = max(0, min(len(states), len(prompt) - 1))
-            self.states[place].append(states[len(states) - count :].clone())
+            tapped = [target_pass.prompt_states[tap][place] for tap in self.taps]
+            if state.prompt_mask is not None and len(tapped[0]):
+                kept = state.prompt_mask[row, :-1][-len(tapped[0]) :].to(tapped[0].device)
+                tapped = [states[len(states) - len(kept) :][kept] for states in tapped]
+            count = max(0, min(len(tapped[0]), len(prompt) - 1))
+            self.states[place].append(torch.cat([states[len(states) - count :] for states in tapped], dim=-1))
             self.tokens[place].extend(prompt[len(prompt) - count :])
             self.starts.append(max(0, len(prompt) - 1 - count))
 
@@ -146,10 +145,21 @@ class Pending:
         widths = [len(tokens) for tokens in self.tokens]
         width, device = max(widths), self.head.device
         padded = [[0] * (width - len(tokens)) + tokens for tokens in self.tokens]
-        rows = [torch.cat(parts).to(device, self.head.dtype) for parts in self.states]
-        states = torch.stack([torch.nn.functional.pad(row, (0, 0, width - len(row), 0)) for row in rows])
-        self.states, self.tokens = [[] for _ in widths], [[] for _ in widths]
+        states = self._take_states(width)
+        self.tokens = [[] for _ in widths]
         return torch.tensor(padded, device=device), self.head.combine(states), widths
+
+    def _take_states(self, width: int) -> Tensor:
+        """States of all rows (A, W, ...) at the right. Those of long prompts are large: no row is kept beside them."""
+        head, columns = self.head, self.states[0][0].shape[-1]
+        states = torch.zeros(len(self.states), width, columns, device=head.device, dtype=head.dtype)
+        for row, parts in zip(states, self.states, strict=True):
+            end = width
+            while parts:
+                part = parts.pop()
+                row[end - len(part) : end] = part
+                end -= len(part)
+        return states
 
 
 class HeadContext:

@@ -171,11 +171,8 @@ class _HeadSession(HeadSession, _ParallelSession):
         tokens, hidden, widths = self.read.take()
         masks = tokens.new_full((len(tokens), count - 1), self.mask_token_id)
         unknown = self.head.masked_hidden().expand(len(tokens), count - 1, -1)
-        states = self.read.reader.read(
-            torch.cat([tokens, masks], dim=1),
-            torch.cat([hidden, unknown], dim=1),
-            [width + count - 1 for width in widths],
-        )
+        tokens, hidden = torch.cat([tokens, masks], dim=1), torch.cat([hidden, unknown], dim=1)
+        states = self.read.reader.read(tokens, hidden, [width + count - 1 for width in widths])
         self.read.reader.commit(widths)
         logits = self.head.logits(states[:, -count:]).to(self.head.device)
         return self._draft(self.read.to_target(logits, self.vocabulary), state, limits, noise)

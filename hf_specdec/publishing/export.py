@@ -62,6 +62,8 @@ def refuse_export(output: str | Path, format: str) -> None:
 def _speculators(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The format of the speculators library 0.9, which vLLM opens."""
     config = _eagle3(head, "vllm-speculators")
+    if config.fc_bias:
+        raise ValueError("Format vllm-speculators has no bias in fc, and this head has one; it is served here only.")
     is_parallel = config.mask_token_id is not None
     # Parallel heads are served with embeddings of their own.
     tensors = _written_out(head, target, with_embedding=is_parallel)
@@ -112,6 +114,10 @@ def _body(config: EagleConfig) -> dict[str, Any]:
     positions = rope.pop("max_position_embeddings", 2048)
     if config.qkv_bias != config.output_bias:
         raise ValueError("The format has one setting for all biases of the attention; this head has only some.")
+    if config.mlp_bias and config.qk_norm:
+        raise ValueError("Engines know biases of MLPs in layers without norms of queries and keys only (mlp_bias).")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("Engines turn whole heads; this one turns a part of them (partial_rotary_factor).")
     windows = {layer.window for layer in config.layers}
     if len(windows) > 1:
         raise ValueError(f"The head's layers have different windows ({windows}), which engines do not open.")
@@ -146,6 +152,11 @@ def _body(config: EagleConfig) -> dict[str, Any]:
 def _sglang(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The format of SpecForge, which SGLang opens."""
     config = _one_layer(head, "sglang")
+    if config.own_embedding and config.hidden_size == config.target_hidden_size:
+        raise ValueError(
+            "SGLang gives the target's embeddings to a head of the target's width, so this head's own would be lost. "
+            "Use vllm-speculators."
+        )
     settings = {
         "architectures": ["LlamaForCausalLMEagle3"],
         **_body(config),
@@ -185,6 +196,8 @@ def _safeailab(head: EagleHead, target: PreTrainedModel) -> tuple[dict[str, Any]
     # This loader knows the older places of the base.
     settings = {"architectures": ["LlamaForCausalLM"], **body, "rope_theta": body["rope_parameters"]["rope_theta"]}
     settings |= {"draft_vocab_size": config.draft_vocab_size, "tie_word_embeddings": False}
+    if config.hidden_size != config.target_hidden_size:
+        settings["target_hidden_size"] = config.target_hidden_size
     return settings, _renamed(_written_out(head, target, with_embedding=False))
 
 
@@ -200,7 +213,6 @@ def _one_layer(head: EagleHead, format: str) -> EagleConfig:
         f"sets {', '.join(unusual)}": bool(unusual),
         "drafts all tokens at once": config.mask_token_id is not None,
         f"has {len(config.layers)} layers": len(config.layers) > 1,
-        "has no final norm": not config.final_norm,
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise ValueError(f"Format {format} holds heads with one plain layer; this one {reason}. Use vllm-speculators.")
@@ -215,9 +227,20 @@ def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _eagle3(head: EagleHead, format: str) -> EagleConfig:
-    if head.config.kind != "eagle3" or not head.config.has_fc:
+    config = head.config
+    if config.kind != "eagle3" or not config.has_fc:
         raise ValueError(f"Format {format} holds EAGLE-3 and P-EAGLE heads over several states; this one is another.")
-    return head.config
+    reads = [layer.reads_tokens for layer in config.layers]
+    reasons = {
+        "has no final norm": not config.final_norm,
+        "reads tokens in other layers": reads != [True] + [False] * (len(reads) - 1),
+        "has a layer without a norm of what it reads": not all(layer.input_norm for layer in config.layers),
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        raise ValueError(
+            f"Format {format} holds heads whose first layer reads tokens, with all norms; this one {reason}."
+        )
+    return config
 
 
 def _written_out(head: EagleHead, target: PreTrainedModel, with_embedding: bool) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ class Progress:
         num_examples: examples this epoch is made of; data that have grown since are for the next one.
         answer_tokens: learned so far, each time anew.
         seconds: spent so far, over all resumed runs.
-        best: the best held-out acceptance length; 0 before the first evaluation.
+        best: the held-out acceptance length of the drafter that is kept; 0 before the first evaluation.
         loss: mean over the steps since the last evaluation, as (sum, count).
         target: its fingerprint.
     """
@@ -63,6 +63,12 @@ class Weights:
         """Rounds what was learned into the module."""
         for name, master in self.masters.items():
             self.module[name].copy_(master)
+
+    @torch.no_grad()
+    def show(self, tensors: dict[str, Tensor]) -> None:
+        """Puts other weights into the module, until `publish`."""
+        for name, weight in self.module.items():
+            weight.copy_(tensors[name])
 
     def take_gradients(self) -> Tensor:
         """All gradients of the module in one row, which it then has no more."""

@@ -7,6 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+# Held-out answers below which chance decides which drafter is kept.
+_FEW = 10
+
 
 class ConsoleReport:
     """Shows the events of a training; use it as a context.
@@ -51,6 +54,12 @@ class ConsoleReport:
             f"hidden states take up to {event['bytes'] / 1e9:.2f} GB on disk",
             highlight=False,
         )
+        if event["held_out"] < _FEW:
+            self.console.print(
+                f"Warning: {event['held_out']} held-out answers are too few to judge by: acceptance is coarse, and "
+                "chance has a say in which drafter is kept. Make more data, or hold out more (--held-out-share).",
+                highlight=False,
+            )
         if event["fraction"] >= 1:
             self.console.print(
                 f"There is nothing left to do: this run ended at step {event['step']}. Give it more --time-budget, "

@@ -89,7 +89,7 @@ class Training:
         if found is not None:
             self._refuse_other_run(found[0], found[1])
             self.progress = found[0]
-            if not (self.folder / "config.json").exists():  # whoever took the best drafter away wants another
+            if not self._is_kept():  # whoever took the best drafter away wants another
                 self.progress.best = 0.0
         else:
             self._refuse_other_files()
@@ -184,7 +184,7 @@ class Training:
             before = self.held_out
             self._read_data()
             if self.held_out != before:  # figures of other texts say nothing about which drafter is the best
-                self.progress.best = 0.0
+                self.progress.best = self._length_of_kept()
         few = self.progress.step < 4 * self.options.warmup_steps
         count = 1 if few else self.options.batches_per_step
         start = self.progress.cursor
@@ -219,7 +219,7 @@ class Training:
             return self.recipe.weights_of(load_drafter(location, self.target))
         except ValueError as error:
             raise ValueError(
-                f"--init-from {location} is neither the output of a training nor a drafter to begin with: {error}"
+                f"{location} is neither the output of a training nor a drafter to begin with: {error}"
             ) from error
 
     def _refuse_other_run(self, progress: Progress, facts: dict[str, Any]) -> None:
@@ -247,7 +247,8 @@ class Training:
     def _lasting_options(self) -> dict[str, Any]:
         """Options that a resumed run must share; when it ends and how often it writes may change."""
         options = asdict(self.options)
-        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "optimizer", "held_out_share", "dtype")
+        data = ("held_out_share", "num_held_out")
+        lasting = ("kind", "recipe", "batch_tokens", "batches_per_step", "optimizer", "dtype", *data)
         return {name: options[name] for name in lasting}
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -384,6 +385,19 @@ class Training:
         self._report(metrics)
         self.evaluated = time.monotonic()
         self._save()  # a run that goes on from an older state might take a worse drafter for the best
+
+    def _is_kept(self) -> bool:
+        """Whether the best drafter so far is still there."""
+        return (self.folder / "config.json").exists()
+
+    def _length_of_kept(self) -> float:
+        """The acceptance length of the drafter that is kept, on the texts held out now; 0 if there is none."""
+        if not self._least(int(self._is_kept())):
+            return 0.0
+        self.weights.show(self._published(str(self.folder)))
+        length = self._acceptance().length
+        self.weights.publish()
+        return length
 
     @torch.no_grad()
     def _acceptance(self) -> evaluate.Acceptance:
