@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec import host
 from hf_specdec.checkpoints import load_head, recognise
@@ -105,7 +106,7 @@ def _score_alike(model: PreTrainedModel, target: PreTrainedModel) -> bool:
 def _language_model(location: str, target: PreTrainedModel) -> PreTrainedModel:
     try:
         model: Any = _kind(location, target).from_pretrained(location, dtype=target.dtype)
-    except (OSError, KeyError) as error:
+    except (HTTPError, OSError, KeyError) as error:
         raise ValueError(f"{location} could not be opened as a language model: {error}") from error
     return model.to(target.device).eval()
 
@@ -114,7 +115,7 @@ def _kind(location: str, target: PreTrainedModel) -> Any:
     """The class to open a location with: a decoder, or with its encoder what is of an encoder-decoder target's kind."""
     if not target.config.is_encoder_decoder:
         return AutoModelForCausalLM
-    is_same_kind = AutoConfig.from_pretrained(location).model_type == target.config.model_type
+    is_same_kind = read_config(location).get("model_type") == target.config.model_type
     return type(target) if is_same_kind else AutoModelForCausalLM
 
 

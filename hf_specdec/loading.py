@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_specdec.checkpoints.connection import is_out_of_reach, unreachable
 from hf_specdec.demo_model import HUB_ID, MODEL_NAME, demo_model_path
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -93,9 +95,11 @@ def _joined(chat: Chat) -> str:
 
 
 def _open(kind: Any, location: str, **arguments: Any) -> Any:
+    if is_out_of_reach(location, "config.json"):
+        raise unreachable(location, "config.json")
     try:
         return kind.from_pretrained(location, **arguments)
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+    except (HTTPError, OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{location!r} could not be opened; give a folder or a Hub id of a causal language model "
             f"with a tokenizer. Transformers said: {error}"

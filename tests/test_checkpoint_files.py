@@ -17,7 +17,7 @@ from tests.published_heads import FORMS
 from tests.tokenizers_for_tests import trained_tokenizer
 
 
-def _cached_without_safetensors(folder: Path) -> None:
+def cached_without_safetensors(folder: Path) -> None:
     repository, commit = folder / "models--some--head", "a" * 40
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
@@ -27,7 +27,7 @@ def _cached_without_safetensors(folder: Path) -> None:
 
 
 def test_what_the_cache_knows_to_be_absent_is_absent_offline(tmp_path, monkeypatch):
-    _cached_without_safetensors(tmp_path)
+    cached_without_safetensors(tmp_path)
     known = headers.try_to_load_from_cache
 
     def unreachable(*args, **kwargs):

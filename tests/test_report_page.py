@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import random
 import re
+import shutil
+import subprocess
+from base64 import b64encode
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from hf_specdec import Finding, Trace
+from hf_specdec import Finding, Trace, pages
 from hf_specdec.cli import main
 from hf_specdec.pages import Run, page, write_page
 from hf_specdec.pages.pieces import pieces_of
@@ -17,6 +23,7 @@ from hf_specdec.rounds import RowRound, TracedRound
 from tests.browser import CHROMIUM, Browser
 from tests.tokenizers_for_tests import SENTENCES, save_tiny, trained_tokenizer
 
+NODE = shutil.which("node")
 EVIL = '<script>alert("1")</script>\n</script><!-- & <img src=x onerror=alert(2)>'
 TEXTS = [f"{EVIL}  two  spaces\r\n\n\ttab 😀🎉 naïve 日本語 🏳️‍🌈 end", "The quick brown fox, and the dog sleeps on."]
 PROMPTS = [f"\nsay {EVIL}", "😀"]
@@ -56,6 +63,7 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def run(tokenizer):
     findings = [Finding("cache", "ok", "can be rolled back"), Finding("vocabulary <i>", "warning", EVIL, speed=EVIL)]
+    findings.append(Finding("shapes", "error", "do not fit", correctness="refused"))
     made = Run.of(made_up_trace(tokenizer), tokenizer, {"target": f"org/{EVIL}", "made": "today"})
     return Run(made.trace, made.prompts, made.pieces, made.about, findings)
 
@@ -256,6 +264,191 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path, mon
     assert main(arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1
+
+
+# --- what a browser would make of it, without one -----------------------------------------------------------
+
+VOID = {"meta", "input", "br"}
+# What may stand directly in these, by the standard.
+CHILDREN = {
+    "ul": {"li"},
+    "dl": {"div"},
+    "table": {"caption", "thead", "tbody"},
+    "thead": {"tr"},
+    "tbody": {"tr"},
+    "tr": {"th", "td"},
+    "p": {"label", "small"},
+    "span": {"span", "del", "i"},
+    "del": {"i"},
+    "html": {"head", "body"},
+}
+
+
+class Tree(HTMLParser):
+    """Every element with its parent's name, attributes and text; a page that is not well-formed is refused."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.declared = [], None
+        self.open = []
+        self.feed(html)
+        self.close()
+        assert not self.open and self.declared == "DOCTYPE html"
+
+    def handle_decl(self, declaration):
+        self.declared = declaration
+
+    def handle_starttag(self, tag, attributes):
+        names = [name for name, _ in attributes]
+        assert len(set(names)) == len(names), f"an attribute of <{tag}> stands twice: {names}"
+        parent = self.open[-1] if self.open else None
+        self.elements.append({"tag": tag, "parent": parent, "text": "", **dict(attributes)})
+        if tag not in VOID:
+            self.open.append(self.elements[-1])
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)  # as within SVG
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()["tag"] == tag
+
+    def handle_data(self, data):
+        for element in self.open:
+            element["text"] += data
+
+    def all(self, **wanted):
+        """Elements with these attributes, in the page's order."""
+        return [one for one in self.elements if all(one.get(name) == value for name, value in wanted.items())]
+
+
+@pytest.fixture(scope="module")
+def tree(run):
+    return Tree(page(run))
+
+
+@pytest.fixture(scope="module")
+def assets():
+    folder = Path(pages.__file__).parent
+    return {kind: (folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")}
+
+
+def test_elements_stand_where_they_may(tree):
+    for one in tree.elements:
+        parent = (one["parent"] or {"tag": None})["tag"]
+        assert one["tag"] in CHILDREN.get(parent, {one["tag"]}), f"<{one['tag']}> in <{parent}>"
+    assert tree.all(tag="html")[0]["lang"] == "en" and tree.all(tag="title")[0]["text"]
+    assert tree.all(name="viewport")[0]["content"] == "width=device-width, initial-scale=1"
+    levels = [int(one["tag"][1]) for one in tree.elements if re.fullmatch(r"h\d", one["tag"])]
+    assert levels[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_what_refers_to_an_element_finds_it(tree, assets):
+    ids = [one["id"] for one in tree.elements if "id" in one]
+    assert len(set(ids)) == len(ids)
+    wanted = {one["aria-labelledby"] for one in tree.elements if "aria-labelledby" in one}
+    wanted |= set(re.findall(r'getElementById\("([^"]+)"\)', assets["js"]))
+    wanted |= set(re.findall(r"#([a-z][\w-]*)\b(?=[^;{}]*\{)", assets["css"]))
+    assert wanted and wanted <= set(ids)
+    for attribute in re.findall(r"dataset\.(\w+)", assets["js"]):
+        assert any(f"data-{attribute}" in one for one in tree.elements)
+    assert not any({"href", "src", "srcset", "action", "style"} & set(one) for one in tree.elements)
+
+
+def test_everything_that_is_used_can_be_named_and_reached(tree):
+    for role in ("button", "img", "region", "group"):
+        found = tree.all(role=role)
+        assert found and all(one.get("aria-label") or one.get("aria-labelledby") for one in found)
+    for text in tree.all(**{"class": "text"}):
+        rounds = [one for one in tree.all(**{"class": "round"}) if one["parent"] is text]
+        assert [one["tabindex"] for one in rounds] == ["0"] + ["-1"] * (len(rounds) - 1)
+        assert [one["data-round"] for one in rounds] == [str(place) for place in range(len(rounds))]
+    (box,) = tree.all(id="show-refused")
+    assert box["type"] == "checkbox" and box["parent"]["tag"] == "label"
+
+
+def test_nothing_can_be_loaded_or_run_but_what_the_page_holds(tree, assets):
+    def digest(text):
+        return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    (policy,) = tree.all(**{"http-equiv": "Content-Security-Policy"})
+    rules = dict(rule.split(maxsplit=1) for rule in policy["content"].split(";") if rule.strip())
+    style, script = tree.all(tag="style")[0]["text"], tree.all(tag="script", type=None)[0]["text"]
+    assert rules == {"default-src": "'none'", "style-src": digest(style), "script-src": digest(script)}
+    assert (style, script) == (assets["css"], assets["js"])
+    assert not re.search(r"url\(|@import|@font-face|expression\(", style)
+    loads = r"fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon|import\b|location|Image\(|Worker|open\("
+    parses = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval|Function\("
+    code = re.sub(r"//.*", "", script)
+    assert not re.search(f"{loads}|{parses}", code)
+
+
+def test_the_page_holds_prompts_texts_and_rounds_as_they_were(run, tree):
+    assert [one["text"] for one in tree.all(**{"class": "prompt"})] == run.prompts
+    data = json.loads(tree.all(id="rounds")[0]["text"])
+    texts = tree.all(**{"class": "text"})
+    for row, (text, rounds) in enumerate(zip(texts, data["rows"], strict=True)):
+        tokens = [one["text"] for one in tree.all(**{"class": "t"}) if one["parent"]["parent"] is text]
+        assert "".join(tokens) == "".join(emitted(run, row))
+        parts = [
+            (part, pieces, turn)
+            for turn, texts in zip(run.trace.rounds, run.pieces, strict=True)
+            for part, pieces in zip(turn.rows, texts, strict=True)
+            if part.row == row
+        ]
+        for told, (part, pieces, turn) in zip(rounds, parts, strict=True):
+            assert (told["arm"], told["kept"], told["parents"]) == (part.arm, part.kept, part.parents)
+            assert (told["drafted"], told["last"]) == (pieces.drafted, part.last)
+            assert told["own"] == (None if part.last is None else pieces.emitted[-1])
+            assert told["seconds"] == turn.seconds and told["sharing"] == len(turn.rows)
+            assert part.last is None or data["meanings"][part.last]
+
+
+def luminance(colour):
+    shares = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def schemes(css):
+    """Colours by name, by day and by night."""
+    found = [dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", part)) for part in css.split("@media", 2)[:2]]
+    return {"light": found[0], "dark": found[0] | found[1]}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_told_from_the_paper(scheme, assets):
+    colours = schemes(assets["css"])[scheme]
+    assert contrast(colours["own"], colours["paper"]) >= 4.5  # warnings
+    lines = [name for name in colours if name.startswith("arm-")] + ["focus", "own"]
+    assert len(lines) == 8
+    for background in ("paper", "sheet"):
+        assert all(contrast(colours[name], colours[background]) >= 4.5 for name in ("ink", "faint"))
+        assert all(contrast(colours[name], colours[background]) >= 3 for name in lines)
+
+
+def test_the_style_sheet_defines_what_it_uses(tree, assets):
+    defined = set(re.findall(r"--([\w-]+):", assets["css"]))
+    assert set(re.findall(r"var\(--([\w-]+)", assets["css"])) <= defined
+    by_day, by_night = (schemes(assets["css"])[name] for name in ("light", "dark"))
+    assert by_day.keys() == by_night.keys() and all(by_day[name] != by_night[name] for name in by_day)
+    styled = set(re.findall(r"\.([a-z][\w-]*)", re.sub(r"\{[^{}]*\}", "", assets["css"])))
+    used = {name for one in tree.elements for name in (one.get("class") or "").split()}
+    hooks = {"t", "plain", "ok"}  # what stands for something and looks like any other text
+    assert used - styled - hooks == set()
+    made_by_script = {"piece"}
+    assert styled - used - made_by_script == set()
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node, to parse the page's script")
+def test_the_script_can_be_parsed():
+    subprocess.run([NODE, "--check", Path(pages.__file__).parent / "page.js"], check=True, timeout=300)
 
 
 # --- in a browser -----------------------------------------------------------------------------------------

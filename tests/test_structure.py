@@ -30,7 +30,7 @@ LAYERS = [
     ["drafters.encoder_decoder", "drafters.draft_model"],
     ["drafters.early_exit", "drafters.head_reader", "drafters.eagle", "drafters.parallel"],
     ["drafters.scheduled", "drafters.auto", "drafters"],
-    ["checkpoints.headers", "checkpoints.files", "checkpoints.tokenizers"],
+    ["checkpoints.connection", "checkpoints.headers", "checkpoints.files", "checkpoints.tokenizers"],
     ["checkpoints.names", "checkpoints.vocabulary", "checkpoints.dialects"],
     ["checkpoints.translate", "checkpoints.load", "checkpoints.write", "checkpoints"],
     ["loop", "candidates", "hub"],

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_specdec.checkpoints import headers
-from hf_specdec.checkpoints.headers import Stored, TensorInfo, UnreachableError
+from hf_specdec.checkpoints.connection import UnreachableError, is_out_of_reach, unreachable
+from hf_specdec.checkpoints.headers import Stored, TensorInfo
 
 # In the order in which they are looked for; an index names several files.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -142,17 +143,17 @@ def fetch(location: str, name: str) -> Path | None:
         return path if path.is_file() else None
     if Path(location).is_file():
         raise ValueError(f"{location} is a file; give the folder it lies in, or a Hub id.")
+    if is_out_of_reach(location, name):
+        _refuse_unknown(location, name)
+        return None
     try:
         return Path(hf_hub_download(location, name))
     except LocalEntryNotFoundError as error:
-        if headers.is_known_absent(location, name):
-            return None
-        raise UnreachableError(
-            f"{location} is no folder, its {name} is not in the cache, and the Hub cannot be reached: {error}"
-        ) from error
+        _refuse_unknown(location, name, error)
+        return None
     except EntryNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         raise ValueError(f"{location} could not be opened: it is no folder, and the Hub said: {error}") from error
 
 
@@ -170,6 +171,12 @@ def fetch_known(location: str, name: str) -> Path | None:
         return None
 
 
+def _refuse_unknown(location: str, name: str, reason: Exception | None = None) -> None:
+    """Raises `UnreachableError` unless the cache remembers that there is no such file: the Hub cannot be asked."""
+    if not headers.is_known_absent(location, name):
+        raise unreachable(location, name) from reason
+
+
 def snapshot(location: str, revision: str) -> str:
     """A Hub repository as it was at a revision, in a folder of the cache.
 
@@ -178,7 +185,7 @@ def snapshot(location: str, revision: str) -> str:
     """
     try:
         return snapshot_download(location, revision=revision, allow_patterns=list(_FETCHED))
-    except (OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         raise ValueError(f"{location} could not be opened at revision {revision!r}: {error}") from error
 
 

@@ -14,6 +14,8 @@ from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from torch import Tensor
 
+from hf_specdec.checkpoints.connection import UnreachableError
+
 # The library's own limit; a longer one is no header.
 _LONGEST = 100_000_000
 _DTYPES = {
@@ -32,10 +34,6 @@ _DTYPES = {
 }
 
 Read = Callable[[int, int], bytes]
-
-
-class UnreachableError(ValueError):
-    """A file is not in the cache, and the Hub, which may have it, cannot be asked."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from hf_specdec.checkpoints.connection import UnreachableError
 from hf_specdec.checkpoints.files import fetch
-from hf_specdec.checkpoints.headers import UnreachableError
 
 _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
