@@ -25,7 +25,9 @@ step() {
     steps+=("\"$name\": {\"seconds\": $((SECONDS - start)), \"status\": $status}")
 }
 
-step tests python -m pytest -m gpu -o addopts="-q --strict-markers -ra"
+tests=(-m gpu)
+[ "$DEVICE" = cuda ] || tests=(tests/test_on_cuda.py -m "not gpu")
+step tests python -m pytest "${tests[@]}" -o addopts="-q --strict-markers -ra"
 # A random-weight target of the shape of an 8B Llama: what judging costs at a large vocabulary, and what a round costs beside its pass.
 step rules python benchmarks/rules.py --device "$DEVICE" --shape "$SHAPE" --output "$OUT/rules.json"
 step overhead python benchmarks/overhead.py --device "$DEVICE" --shape "$SHAPE" --repeats 1 --output "$OUT/overhead.json"

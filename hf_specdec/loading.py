@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.checkpoints.connection import is_out_of_reach, unreachable
+from hf_specdec.checkpoints.connection import check_reach
 from hf_specdec.demo_model import HUB_ID, MODEL_NAME, demo_model_path
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -95,8 +95,7 @@ def _joined(chat: Chat) -> str:
 
 
 def _open(kind: Any, location: str, **arguments: Any) -> Any:
-    if is_out_of_reach(location, "config.json"):
-        raise unreachable(location, "config.json")
+    check_reach(location, "config.json")
     try:
         return kind.from_pretrained(location, **arguments)
     except (HTTPError, OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:

@@ -9,7 +9,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 import hf_specdec
 from hf_specdec import DraftModel
-from hf_specdec.checkpoints import files, headers, tokenizers
+from hf_specdec.checkpoints import connection, files, headers, tokenizers
 from hf_specdec.checkpoints.tokenizers import tokenizer_at
 from tests import reference_heads
 from tests.models import tiny
@@ -33,7 +33,9 @@ def test_what_the_cache_knows_to_be_absent_is_absent_offline(tmp_path, monkeypat
     def unreachable(*args, **kwargs):
         raise LocalEntryNotFoundError("offline")
 
-    monkeypatch.setattr(headers, "try_to_load_from_cache", lambda *args: known(*args, cache_dir=tmp_path))
+    for module in (headers, connection):
+        monkeypatch.setattr(module, "try_to_load_from_cache", lambda *args: known(*args, cache_dir=tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(headers, "get_session", unreachable)
     monkeypatch.setattr(files, "hf_hub_download", unreachable)
     assert files.fetch("some/head", "model.safetensors") is None
@@ -90,7 +92,8 @@ def test_a_model_without_tokenizer_files_opens_offline(has_tokenizer, fetched, t
     assert isinstance(drafter, DraftModel) and (drafter.tokenizer is not None) == has_tokenizer
     assert (tokenizer_at(location) is not None) == has_tokenizer
     assert any("no tokenizer is known" in text for text in said) != has_tokenizer
-    assert hf_specdec.check(str(tmp_path / "model"), location).findings is not None
+    findings = hf_specdec.check(str(tmp_path / "model"), location).findings
+    assert "error" not in {finding.level for finding in findings}
 
 
 def test_weights_that_were_never_fetched_are_missed_offline(fetched, tmp_path):

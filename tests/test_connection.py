@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import socket
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from huggingface_hub.errors import HTTPError
 
 import hf_specdec
-from hf_specdec.checkpoints import connection, files
+from hf_specdec.checkpoints import connection, files, recognise
 from hf_specdec.cli import main
 from hf_specdec.loading import load_target
 from tests.models import prompts, tiny
@@ -43,6 +44,7 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time, "sleep", clock.sleep)
     monkeypatch.setattr(time, "monotonic", clock.now)
+    monkeypatch.setattr(connection, "_outcomes", {})
     return clock
 
 
@@ -135,7 +137,9 @@ def test_nothing_is_tried_again_where_connecting_takes_long(hub, clock, monkeypa
         raise HTTP.ConnectTimeout("timed out")
 
     monkeypatch.setattr(connection, "get_session", lambda: SimpleNamespace(head=head))
-    assert connection.is_out_of_reach(MISTYPED, "config.json")
+    for _ in range(2):  # the outcome is remembered
+        with pytest.raises(connection.UnreachableError, match="timed out"):
+            connection.check_reach(MISTYPED, "config.json")
     assert tried == [huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT]
 
 
@@ -147,7 +151,27 @@ def test_without_a_connection_the_cache_says_what_there_is(nobody, monkeypatch):
     assert files.fetch("some/head", "model.safetensors") is None
     with pytest.raises(ValueError, match=r"its pytorch_model\.bin is not in the cache"):
         files.fetch("some/head", "pytorch_model.bin")
-    assert nobody.slept < 8
+    assert nobody.slept < 4  # the outcome is remembered
+
+
+def test_weights_that_may_be_a_pickle_on_the_hub_are_not_taken_for_a_models(nobody):
+    folder = Path(huggingface_hub.constants.HF_HUB_CACHE)
+    cached_without_safetensors(folder)
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    (folder / "models--some--head" / "snapshots" / ("a" * 40) / "config.json").write_text(json.dumps(config))
+    with pytest.raises(connection.UnreachableError, match=r"its pytorch_model\.bin is not in the cache"):
+        recognise("some/head")
+
+
+def test_a_part_that_cannot_be_reached_is_not_called_missing(nobody):
+    folder = Path(huggingface_hub.constants.HF_HUB_CACHE)
+    cached_without_safetensors(folder)
+    index = {"weight_map": {"fc.weight": "model-00001-of-00001.safetensors"}}
+    inside = folder / "models--some--head"
+    (inside / ".no_exist" / ("a" * 40) / "model.safetensors.index.json").unlink(missing_ok=True)
+    (inside / "snapshots" / ("a" * 40) / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(connection.UnreachableError, match=r"its model-00001-of-00001\.safetensors is not in the cache"):
+        files.read_headers("some/head")
 
 
 def test_a_proxy_that_refuses_is_an_error_of_one_line(hub, monkeypatch):

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from hf_specdec import cli, load_drafter
+from hf_specdec import Eagle, cli, load_drafter
 from hf_specdec.checkpoints import write
 from hf_specdec.training import checkpoint, evaluate
 from hf_specdec.training.curves import draw, read_metrics
@@ -27,6 +27,7 @@ from hf_specdec.training.examples import Example, write_record, write_shard
 from hf_specdec.training.features import FeatureStore
 from hf_specdec.training.loop import METRICS_NAME, RECORD_NAME, Training, train
 from tests.models import tiny
+from tests.test_heads import initialised
 from tests.tokenizers_for_tests import save_tiny
 from tests.train_worker import options
 from tests.training_data import KINDS, answered, data_folder
@@ -301,12 +302,27 @@ def test_a_training_begins_with_a_published_drafter(kind, places, tmp_path):
 
 def test_what_no_training_can_begin_with_is_refused(places, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="neither the output of a training nor a drafter to begin with"):
+    with pytest.raises(ValueError, match="neither the output of such a training nor a drafter"):
         Training(options(*places, str(tmp_path / "second"), init_from=str(tmp_path / "empty")), print)
     train(options(*places, str(tmp_path / "draft"), "draft", max_steps=1))
     (tmp_path / "draft" / checkpoint.STATE_NAME).unlink()
     with pytest.raises(ValueError, match="DraftModel is no head"):
         Training(options(*places, str(tmp_path / "third"), init_from=str(tmp_path / "draft")), print)
+
+
+def test_a_head_with_an_output_layer_of_its_own_is_begun_with_if_it_is_of_the_same_make(places, tmp_path):
+    target = AutoModelForCausalLM.from_pretrained(places[1], dtype=torch.float32)
+    mine = Training(options(*places, str(tmp_path / "a")), print).recipe.head.config
+    head = initialised(replace(mine, draft_vocab_size=20, own_lm_head=True))
+    head.draft_ids.copy_(torch.arange(20))
+    Eagle(head.float()).save_pretrained(tmp_path / "head", target)
+    began = Training(options(*places, str(tmp_path / "b"), init_from=str(tmp_path / "head")), print)
+    assert torch.equal(began.weights.masters["fc.weight"], head.fc.weight)
+    other = initialised(replace(mine, draft_vocab_size=20, own_lm_head=True, taps=(0, *mine.taps[1:])))
+    other.draft_ids.copy_(torch.arange(20))
+    Eagle(other.float()).save_pretrained(tmp_path / "other", target)
+    with pytest.raises(ValueError, match=r"of another make than eagle3 trains here: taps="):
+        Training(options(*places, str(tmp_path / "c"), init_from=str(tmp_path / "other")), print)
 
 
 # --- kills ------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def _pard(config: dict[str, Any], location: str) -> Dialect | None:
     """PARD, which shares its key for the mask with heads: a head says so in its other settings, or has an `fc`."""
     if config.get("spd_type") != "pard" and (config.get("pard_token") is None or _says_eagle3(config)):
         return None
-    if config.get("spd_type") != "pard" and _is_head(files.read_shapes(location)):
+    if config.get("spd_type") != "pard" and _is_head(files.survey(location)):
         return None
     if mask_id(config, location) is None:
         raise ValueError(f"{location}/config.json: spd_type='pard' needs pard_token, the id of the mask.")
@@ -173,7 +173,7 @@ def _by_names(config: dict[str, Any], location: str) -> Dialect:
     is_far = not Path(location).is_dir() and config.get("num_hidden_layers") != 1
     if is_model and (is_far or not files.has_weights(location)):
         return Dialect("causal-lm", "causal-lm")
-    stored: Any = files.read_headers(location) or files.read_tensors(location)
+    stored = files.survey(location)
     names = {name.removeprefix("model.") for name in stored}
     if any(name.startswith("midlayer.") for name in names) or names & {"d2t", "layers.0.hidden_norm.weight"}:
         return _eagle3(config, location)

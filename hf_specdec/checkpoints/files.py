@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_specdec.checkpoints import headers
-from hf_specdec.checkpoints.connection import UnreachableError, is_out_of_reach, unreachable
+from hf_specdec.checkpoints.connection import UnreachableError, check_reach, is_cached, is_known_absent
 from hf_specdec.checkpoints.headers import Stored, TensorInfo
 
 # In the order in which they are looked for; an index names several files.
@@ -58,17 +58,18 @@ def weight_files(location: str) -> list[Path]:
 
 def has_weights(location: str) -> bool:
     """Whether there are files that `read_tensors` can read."""
-    return read_headers(location) is not None or any(fetch_known(location, name) for name in WEIGHTS[2:])
+    if read_headers(location) is not None or any(fetch_known(location, name) for name in WEIGHTS[2:]):
+        return True
+    return any(fetch(location, name) for name in WEIGHTS[2:])  # says so if one of them might be on the Hub
 
 
-def read_shapes(location: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors; of safetensors only the headers are read.
+def survey(location: str) -> Mapping[str, Stored | TensorInfo]:
+    """All tensors with their shapes and files, by name; of safetensors only the headers are read.
 
     Raises:
         ValueError: as `read_tensors`.
     """
-    found: Any = read_headers(location) or read_tensors(location)
-    return {name: value.shape for name, value in found.items()}
+    return read_headers(location) or read_tensors(location)
 
 
 def read_headers(location: str) -> dict[str, TensorInfo] | None:
@@ -80,8 +81,12 @@ def read_headers(location: str) -> dict[str, TensorInfo] | None:
     Raises:
         ValueError: if a header is damaged, an index names a missing file, or the Hub cannot be reached.
     """
-    if (found := _header(location, WEIGHTS[0])) is not None:
-        return found
+    try:
+        if (found := _header(location, WEIGHTS[0])) is not None:
+            return found
+    except UnreachableError:
+        if not any(is_cached(location, other) for other in WEIGHTS):
+            raise
     if (index := fetch_known(location, WEIGHTS[1])) is None:
         return None
     tensors: dict[str, TensorInfo] = {}
@@ -96,12 +101,7 @@ def _header(location: str, name: str) -> dict[str, TensorInfo] | None:
     if Path(location).is_dir():
         path = fetch(location, name)
         return None if path is None else headers.of_file(path, str(path))
-    try:
-        return headers.of_hub(location, name)
-    except UnreachableError:
-        if any(headers.is_cached(location, other) for other in WEIGHTS):
-            return None
-        raise
+    return headers.of_hub(location, name)
 
 
 def read_tensors(location: str) -> dict[str, Stored]:
@@ -143,14 +143,13 @@ def fetch(location: str, name: str) -> Path | None:
         return path if path.is_file() else None
     if Path(location).is_file():
         raise ValueError(f"{location} is a file; give the folder it lies in, or a Hub id.")
-    if is_out_of_reach(location, name):
-        _refuse_unknown(location, name)
-        return None
     try:
+        check_reach(location, name)
         return Path(hf_hub_download(location, name))
-    except LocalEntryNotFoundError as error:
-        _refuse_unknown(location, name, error)
-        return None
+    except (UnreachableError, LocalEntryNotFoundError) as error:
+        if is_known_absent(location, name):
+            return None
+        raise error if isinstance(error, UnreachableError) else UnreachableError(location, name, error) from error
     except EntryNotFoundError:
         return None
     except (HTTPError, OSError, ValueError) as error:
@@ -169,12 +168,6 @@ def fetch_known(location: str, name: str) -> Path | None:
         return fetch(location, name)
     except UnreachableError:
         return None
-
-
-def _refuse_unknown(location: str, name: str, reason: Exception | None = None) -> None:
-    """Raises `UnreachableError` unless the cache remembers that there is no such file: the Hub cannot be asked."""
-    if not headers.is_known_absent(location, name):
-        raise unreachable(location, name) from reason
 
 
 def snapshot(location: str, revision: str) -> str:

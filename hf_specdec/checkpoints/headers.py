@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import _CACHED_NO_EXIST, get_session, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import get_session, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from torch import Tensor
 
-from hf_specdec.checkpoints.connection import UnreachableError
+from hf_specdec.checkpoints.connection import UnreachableError, check_reach, is_known_absent
 
 # The library's own limit; a longer one is no header.
 _LONGEST = 100_000_000
@@ -115,16 +115,6 @@ def of_file(path: Path, name: str) -> dict[str, TensorInfo]:
     return _parsed(read, name)
 
 
-def is_cached(location: str, name: str) -> bool:
-    """Whether the cache holds a file of a repository on the Hub."""
-    return isinstance(try_to_load_from_cache(location, name), str)
-
-
-def is_known_absent(location: str, name: str) -> bool:
-    """Whether the cache remembers that a repository on the Hub has no such file."""
-    return try_to_load_from_cache(location, name) is _CACHED_NO_EXIST
-
-
 def of_hub(location: str, name: str) -> dict[str, TensorInfo] | None:
     """The tensors of a file on the Hub, of which only the header is fetched; `None` if there is no such file.
 
@@ -145,15 +135,16 @@ def of_hub(location: str, name: str) -> dict[str, TensorInfo] | None:
         return found[start:stop] if response.status_code == 200 else found  # 200: a server without ranges
 
     try:
+        check_reach(location, name)
         return _parsed(read, f"{location}/{name}")
     except EntryNotFoundError:
         return None
-    except ValueError:
-        raise
     except Exception as error:  # the Hub's, or of the HTTP library, which is another one in every other release
+        if isinstance(error, ValueError) and not isinstance(error, UnreachableError):
+            raise
         if is_known_absent(location, name):
             return None
-        raise UnreachableError(f"{name} of {location} could not be read: {error}") from error
+        raise error if isinstance(error, UnreachableError) else UnreachableError(location, name, error) from error
 
 
 def _parsed(read: Read, name: str) -> dict[str, TensorInfo]:

@@ -66,7 +66,7 @@ class Weights:
 
     @torch.no_grad()
     def show(self, tensors: dict[str, Tensor]) -> None:
-        """Puts other weights into the module, until `publish`."""
+        """Puts other weights, all of them, into the module until `publish`."""
         for name, weight in self.module.items():
             weight.copy_(tensors[name])
 

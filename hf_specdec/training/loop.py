@@ -204,23 +204,23 @@ class Training:
 
     def _init_from(self, location: str) -> None:
         found = checkpoint.read_state(Path(location))
-        tensors = self._published(location) if found is None else self._of_training(location, found)
-        self.weights.load(tensors, may_lack=True)  # a head that drafts in parallel has one more than its model
+        try:
+            tensors = self._published(location) if found is None else self._of_training(found)
+            self.weights.load(tensors, may_lack=True)  # a head that drafts in parallel has one more than its model
+        except ValueError as error:
+            raise ValueError(
+                f"--init-from {location} is neither the output of such a training nor a drafter to begin with: {error}"
+            ) from error
 
-    def _of_training(self, folder: str, found: checkpoint.State) -> dict[str, Tensor]:
+    def _of_training(self, found: checkpoint.State) -> dict[str, Tensor]:
         """The latest weights of a training, which need not be its best."""
         if (difference := TargetFingerprint.from_dict(found[0].target).difference(self.fingerprint)) is not None:
-            raise ValueError(f"--init-from {folder} was trained for another target: {difference}.")
+            raise ValueError(f"it was trained for another target: {difference}.")
         return {n.removeprefix("module."): x for n, x in found[2].items() if n.startswith("module.")}
 
     def _published(self, location: str) -> dict[str, Tensor]:
         """The weights of a drafter of a folder or of the Hub."""
-        try:
-            return self.recipe.weights_of(load_drafter(location, self.target))
-        except ValueError as error:
-            raise ValueError(
-                f"{location} is neither the output of a training nor a drafter to begin with: {error}"
-            ) from error
+        return self.recipe.weights_of(load_drafter(location, self.target))
 
     def _refuse_other_run(self, progress: Progress, facts: dict[str, Any]) -> None:
         if (difference := TargetFingerprint.from_dict(progress.target).difference(self.fingerprint)) is not None:
@@ -228,7 +228,7 @@ class Training:
                 f"{self.folder} holds a run for another target: {difference}. Give that target, or another output."
             )
         told = self._lasting_options()
-        if changed := sorted(name for name in told if facts["options"].get(name) != told[name]):
+        if changed := sorted(name for name in told if facts["options"].get(name, told[name]) != told[name]):
             was = ", ".join(f"{name}={facts['options'].get(name)!r}" for name in changed)
             raise ValueError(
                 f"{self.folder} holds a run with other options ({was}). Give the same, or another output with "
@@ -388,7 +388,7 @@ class Training:
 
     def _is_kept(self) -> bool:
         """Whether the best drafter so far is still there."""
-        return (self.folder / "config.json").exists()
+        return all((self.folder / name).exists() for name in ("config.json", "model.safetensors"))
 
     def _length_of_kept(self) -> float:
         """The acceptance length of the drafter that is kept, on the texts held out now; 0 if there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from hf_specdec.heads import EagleConfig, EagleHead, LayerConfig
 from hf_specdec.training.examples import Example
 from hf_specdec.training.losses import centred
 from hf_specdec.training.recipes.base import Recipe, RecipeOptions
+
+# Of a head that another training begins with; embeddings and output layer become the target's.
+_MAY_DIFFER = {"draft_vocab_size", "own_embedding", "own_lm_head", "mask_token_id", "num_draft_tokens"}
+_MAY_DIFFER |= {"rope", "rms_norm_eps"}  # the same may be said in several ways, and both are learned anew
 
 
 class HeadRecipe(Recipe):
@@ -68,7 +73,12 @@ class HeadRecipe(Recipe):
         head = drafter.head if isinstance(drafter, Eagle) else getattr(drafter, "model", None)
         if not isinstance(head, EagleHead):
             raise ValueError(f"{type(drafter).__name__} is no head over hidden states, as {self.name} trains.")
-        return {name: weight.detach() for name, weight in head.named_parameters()}
+        theirs, ours = asdict(head.config), asdict(self.head.config)
+        if other := [name for name in ours if name not in _MAY_DIFFER and theirs[name] != ours[name]]:
+            told = ", ".join(f"{name}={theirs[name]!r} instead of {ours[name]!r}" for name in other)
+            raise ValueError(f"the head is of another make than {self.name} trains here: {told}.")
+        weights = {name: weight.detach() for name, weight in head.named_parameters()}
+        return {name: weight for name, weight in weights.items() if not name.startswith(("embed_tokens.", "lm_head."))}
 
 
 def frequent_ids(
