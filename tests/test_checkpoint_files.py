@@ -98,5 +98,5 @@ def test_a_model_without_tokenizer_files_opens_offline(has_tokenizer, fetched, t
 
 def test_weights_that_were_never_fetched_are_missed_offline(fetched, tmp_path):
     location = fetched(Path(reference_heads.write(tmp_path / "a", FORMS["yuhuili/EAGLE3-LLaMA3.1"].config, None)))
-    with pytest.raises(ValueError, match=r"model\.safetensors is not in the cache, and the Hub cannot be reached"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is not in the cache.* cannot be reached"):
         hf_specdec.load_drafter(location, tiny(num_hidden_layers=8))
