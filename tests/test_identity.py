@@ -135,32 +135,3 @@ class TestADrafterEqualToTheTarget:
 def test_a_drafter_in_another_dtype(dtype):
     target = hf_specdec.enable(tiny())
     assert_identical(target, DraftModel(jittered(target).to(dtype)), 3)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-class TestOnCuda:
-    """Exactness on a GPU, checked wherever there is one."""
-
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_identity(self, family):
-        target = hf_specdec.enable(tiny(family).cuda())
-        ids, mask = (x.cuda() for x in prompts(3))
-        kwargs = SETTINGS | {"attention_mask": mask, "max_new_tokens": 40, "eos_token_id": [2, 7, 11]}
-        plain = target.generate(ids, **kwargs)
-        for assistant in ("ngram", jittered(target)):
-            assert torch.equal(plain, target.generate(ids, assistant=assistant, **kwargs))
-
-    def test_law(self):
-        """20 calls of 250 rows: 5,000 samples."""
-        from transformers import LogitsProcessorList
-
-        from tests.reference import assert_follows, target_law
-        from tests.test_law import PLAIN, PROMPT, VOCAB, small
-
-        cpu = small(0)
-        law = target_law(cpu, PROMPT, LogitsProcessorList(), 3, VOCAB)
-        target, drafter = hf_specdec.enable(cpu.cuda()), DraftModel(small(5, layers=1).cuda(), num_draft_tokens=3)
-        ids = PROMPT.repeat(250, 1).cuda()
-        outputs = [target.generate(ids, assistant=drafter, seed=seed, **PLAIN) for seed in range(20)]
-        assert_follows(torch.cat(outputs)[:, PROMPT.shape[1] :][:, :3].cpu(), law)
