@@ -32,7 +32,7 @@ class Elsewhere(torch.Tensor):
 
 
 class _FromLists(TorchFunctionMode):
-    """`torch.tensor` and `tolist` work where no dispatch mode sees them: on the CPU, with a move after or before."""
+    """`torch.tensor`, `tolist` and `in` work where no dispatch mode sees them: on the CPU, moved after or before."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -40,6 +40,8 @@ class _FromLists(TorchFunctionMode):
             return func(*args, **(kwargs | {"device": "cpu"})).to(NAME)
         if func is torch.Tensor.tolist and isinstance(args[0], Elsewhere):
             return args[0].cpu().tolist()
+        if func is torch.Tensor.__contains__ and isinstance(args[0], Elsewhere):
+            return args[1] in args[0].cpu()
         return func(*args, **kwargs)
 
 

@@ -112,18 +112,6 @@ def test_with_the_real_compiler():
             assert torch.equal(target.generate(ids, assistant=assistant, **STATIC, **kwargs), plain)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_graphs():
-    target = hf_specdec.enable(tiny(dtype=torch.float32).cuda())
-    ids, mask = (x.cuda() for x in prompts(3))
-    plain = target.generate(ids, attention_mask=mask, assistant=False, **PLAIN)
-    kwargs = PLAIN | {"attention_mask": mask, "compile_config": CompileConfig(mode="reduce-overhead")}
-    for assistant in (PromptLookup(num_draft_tokens=K), DraftModel(jittered(target), num_draft_tokens=K)):
-        for _ in range(3):
-            assert torch.equal(target.generate(ids, assistant=assistant, **STATIC, **kwargs), plain)
-
-
 @pytest.mark.skipif(not hasattr(StaticLayer, "crop"), reason="the oldest host cannot roll back a static cache")
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_encoder_decoder_targets(compiler, num_rows):

@@ -74,8 +74,7 @@ def rolled(steps):
     return hook
 
 
-@pytest.fixture(scope="module")
-def cyclic():
+def cyclic_target():
     """A target that says one token after the other along a cycle; layer i moves its state by i + 1."""
     target = tiny(vocab=32, num_hidden_layers=4, eos_token_id=None)
     target.generation_config.eos_token_id = None
@@ -87,6 +86,11 @@ def cyclic():
         target.get_input_embeddings().weight.copy_(torch.eye(32))
         target.lm_head.weight.copy_(successor().roll(10, 1))
     return target
+
+
+@pytest.fixture(scope="module")
+def cyclic():
+    return cyclic_target()
 
 
 def successor():
