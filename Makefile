@@ -16,7 +16,7 @@ test: .venv/.dev
 
 # The oldest supported Transformers, in an environment that borrows everything else from the first. What has little to
 # do with Transformers is left out.
-HOSTLESS := accept checkpoints data documents golden_heads growing heads history prompt_lookup publishing recipes report_page schedule stats \
+HOSTLESS := accept checkpoints data documents golden_heads published_heads growing heads history prompt_lookup publishing recipes report_page schedule stats \
 	structure training translation
 test-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/python -m pytest -n auto $(HOSTLESS:%=--ignore=tests/test_%.py) $(ARGS)

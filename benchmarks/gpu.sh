@@ -26,7 +26,7 @@ step() {
 }
 
 tests=(-m gpu)
-[ "$DEVICE" = cuda ] || tests=(tests/test_on_cuda.py -m "not gpu")
+[ "$DEVICE" = cuda ] || tests=(tests/test_on_device.py -m "not gpu")
 step tests python -m pytest "${tests[@]}" -o addopts="-q --strict-markers -ra"
 # A random-weight target of the shape of an 8B Llama: what judging costs at a large vocabulary, and what a round costs beside its pass.
 step rules python benchmarks/rules.py --device "$DEVICE" --shape "$SHAPE" --output "$OUT/rules.json"
