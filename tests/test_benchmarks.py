@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from transformers import CompileConfig
 
+from hf_specdec import cli
 from hf_specdec.checkpoints.write import write_head
 from hf_specdec.heads import EagleHead
 from hf_specdec.loading import load_model
@@ -235,6 +238,84 @@ def test_an_environment_that_fails_stops_no_other(peers, monkeypatch):
     assert (peers / "env-arctic").exists() and not (peers / "env-dejavuu").exists()
     with pytest.raises(ValueError, match="no such peer; use one of"):
         environments.make_environments(peers, ["economise"])
+
+
+def test_passes_of_a_grid(target, capsys, monkeypatch):
+    """Graphs run as they were recorded, since compiling takes minutes."""
+    compiled = script("compiled")
+    monkeypatch.setattr(compiled, "compilation", lambda model: eager_graphs())
+    compiled.main([*map(str, float32(target)), "--rows", "1,2", "--widths", "1,3", "--max-new-tokens", "0"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "ways" not in found and [(one["rows"], one["width"]) for one in found["passes"]] == [
+        (1, 1),
+        (1, 3),
+        (2, 1),
+        (2, 3),
+    ]
+    assert min(min(one["eager_milliseconds"], one["compiled_milliseconds"]) for one in found["passes"]) > 0
+
+
+def eager_graphs():
+    config = CompileConfig(backend="eager", mode=None, dynamic=False)
+    config._compile_all_devices = True
+    return config
+
+
+# Stands for Python in gpu.sh: writes down what it is to run, fails at two steps, and runs only what gathers.
+STAND_IN = """#!/bin/bash
+if [ "$1" = "-" ]; then exec {python} "$@"; fi
+printf '%s\\0' "$@" >>{folder}/commands; printf '\\n' >>{folder}/commands
+case "$*" in
+    *rules.py*) echo "out of memory"; exit 3 ;;
+    *compiled.py*) sleep "${{SLOW:-0}}" ;;
+    "-m pytest"*) echo "7 passed" ;;
+    *) echo noise; echo '{{"results": 1}}' ;;
+esac
+"""
+
+
+def gpu_script(folder, *arguments, **environment):
+    """Runs gpu.sh with the stand-in: how it ended, and the commands it ran."""
+    (folder / "python").write_text(STAND_IN.format(python=sys.executable, folder=folder))
+    (folder / "python").chmod(0o755)
+    known = {**os.environ, "PYTHON": str(folder / "python"), "OUT": str(folder / "out"), **environment}
+    done = subprocess.run(
+        ["bash", str(SCRIPTS / "gpu.sh"), *arguments], env=known, capture_output=True, text=True, timeout=300
+    )
+    lines = (folder / "commands").read_text().splitlines()
+    return done, [line.rstrip("\0").split("\0") for line in lines]
+
+
+def test_the_gpu_script_goes_on_after_a_failure_and_tells_all(tmp_path):
+    (tmp_path / "questions.jsonl").touch()
+    done, _ = gpu_script(tmp_path, str(tmp_path / "questions.jsonl"), MODEL="some/folder", BUDGET="4", SLOW="60")
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 1 and told["failed"] == ["rules", "compiled", "overhead-compiled"]
+    steps = told["steps"]
+    assert list(steps) == ["device", "tests", "rules", "overhead", "bench", "compiled", "overhead-compiled"]
+    assert (steps["rules"]["status"], steps["rules"]["said"]) == (3, "out of memory")
+    assert steps["compiled"]["status"] == 124  # it took what was left of four seconds
+    assert steps["overhead-compiled"]["said"] == "there was no time left"
+    assert steps["tests"]["said"] == "7 passed" and steps["bench"]["said"] == {"results": 1}
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == told
+
+
+@pytest.mark.parametrize("with_questions", [False, True])
+def test_the_commands_of_the_gpu_script_can_be_parsed(with_questions, tmp_path, monkeypatch):
+    questions = [str(tmp_path / "questions.jsonl")] * with_questions
+    (tmp_path / "questions.jsonl").touch()
+    _, commands = gpu_script(tmp_path, *questions)
+    monkeypatch.setitem(sys.modules, "overhead", script("overhead"))
+    parsed = []
+    for command in commands:
+        if command[0].startswith("benchmarks/"):
+            parsed.append((Path(command[0]).stem, script(Path(command[0]).stem).parsed(command[1:])))
+        elif command[:2] == ["-m", "hf_specdec.cli"]:
+            parsed.append(("bench", cli._parser().parse_args(command[2:])))
+    expected = ["rules", "overhead", *["bench"] * with_questions, "compiled", "overhead"]
+    assert [name for name, _ in parsed] == expected
+    assert all(options.device == "cuda" and options.dtype == "bfloat16" for _, options in parsed)
+    assert [options.compiled for name, options in parsed if name == "overhead"] == [False, True]
 
 
 @pytest.mark.slow
