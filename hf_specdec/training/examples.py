@@ -12,13 +12,15 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hf_specdec.files import whole
+
+T = TypeVar("T")
 
 RECORD_NAME = "data.json"
 SOURCES = ("self", "file", "hub")
@@ -153,6 +155,18 @@ def is_held_out(example: Example, share: float) -> bool:
 def conversation_name(prompt: Sequence[int]) -> str:
     """What tells a conversation from others: a digest of its first prompt, as hexadecimal digits."""
     return blake2b(json.dumps(prompt).encode(), digest_size=8).hexdigest()
+
+
+def readable(rows: Iterable[tuple[int, Any]], read: Callable[[Any], T], where: str) -> list[T]:
+    """What `read` makes of numbered rows; those that it refuses by `ValueError` are counted and shown."""
+    found, broken = [], []
+    for number, row in rows:
+        try:
+            found.append(read(row))
+        except ValueError as error:
+            broken.append(f"line {number}: {error}")
+    show_left_out(broken, where)
+    return found
 
 
 def show_left_out(found: list[str], where: str, what: str = "broken lines") -> None:

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from hf_specdec.rows import FIELDS, Conversation, conversation_of, file_rows, parsed, read_rows, users_texts_of
-from hf_specdec.training.examples import show_left_out
+from hf_specdec.training.examples import readable
 from hf_specdec.training.themes import COMPLETE_ABOUT_TEXT, OPEN_ABOUT_TEXT, Theme
 from hf_specdec.training.writing import write
 
@@ -184,13 +184,7 @@ def read_prompts(location: str, turns: str = "last") -> list[Conversation]:
     Raises:
         ValueError: if it cannot be read, or no line holds a prompt.
     """
-    found, broken = [], []
-    for number, row in read_rows(location):
-        try:
-            found.append(conversation_of(row, turns))
-        except ValueError as error:
-            broken.append(f"line {number}: {error}")
-    show_left_out(broken, location)
+    found = readable(read_rows(location), lambda row: conversation_of(row, turns), location)
     if not found:
         raise ValueError(f"{location} holds no prompts; every line needs {FIELDS}.")
     return found
@@ -202,19 +196,17 @@ def read_passages(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         ValueError: if no line holds a text that is long enough.
     """
-    found, broken = [], []
-    for number, row in file_rows(str(path)):
-        try:
-            text = parsed(row).get("text")
-            if not isinstance(text, str) or len(text) < _MIN_PASSAGE:
-                raise ValueError(f"`text` must be a text of {_MIN_PASSAGE} characters or more")
-            found.append(text)
-        except ValueError as error:
-            broken.append(f"line {number}: {error}")
-    show_left_out(broken, str(path))
+    found = readable(file_rows(str(path)), _passage, str(path))
     if not found:
         raise ValueError(f'{path} holds no passages; every line is {{"text": "..."}} with {_MIN_PASSAGE} characters.')
     return found
+
+
+def _passage(row: Any) -> str:
+    text = parsed(row).get("text")
+    if not isinstance(text, str) or len(text) < _MIN_PASSAGE:
+        raise ValueError(f"`text` must be a text of {_MIN_PASSAGE} characters or more")
+    return text
 
 
 # --- kept out of training ---------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from hf_specdec.training.examples import show_left_out
+from hf_specdec.rows import file_rows, parsed
+from hf_specdec.training.examples import readable
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,17 @@ def read_themes(path: str | os.PathLike[str]) -> tuple[Theme, ...]:
     Raises:
         ValueError: if no line holds a theme.
     """
-    themes, broken = [], []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="replace").split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            themes.append(Theme(**json.loads(line)))
-        except (TypeError, ValueError) as error:
-            broken.append(f"line {number}: {error}")
-    show_left_out(broken, str(path))
+    themes = readable(file_rows(str(path)), _theme, str(path))
     if not themes:
         raise ValueError(f'{path} holds no theme; every line is like {{"system": "...", "beginnings": ["..."]}}.')
     return tuple(themes)
+
+
+def _theme(row: Any) -> Theme:
+    try:
+        return Theme(**parsed(row))
+    except TypeError as error:  # a field that themes do not have
+        raise ValueError(str(error)) from error
 
 
 THEMES = (
