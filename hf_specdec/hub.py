@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec import host
@@ -105,9 +106,11 @@ def _score_alike(model: PreTrainedModel, target: PreTrainedModel) -> bool:
 
 def _language_model(location: str, target: PreTrainedModel) -> PreTrainedModel:
     try:
-        model: Any = _kind(location, target).from_pretrained(location, dtype=target.dtype)
-    except (HTTPError, OSError, KeyError) as error:
+        model, found = _kind(location, target).from_pretrained(location, dtype=target.dtype, output_loading_info=True)
+    except (HTTPError, OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"{location} could not be opened as a language model: {error}") from error
+    if missing := sorted(found["missing_keys"]):  # which the host fills with random numbers
+        raise ValueError(f"{location} lacks weights of a {type(model).__name__}: {', '.join(missing[:5])}.")
     return model.to(target.device).eval()
 
 

@@ -329,8 +329,10 @@ def test_themes_are_read(tmp_path, capsys):
 def test_passages_are_read(tmp_path, capsys):
     path, long = tmp_path / "passages.jsonl", "Apples are red. " * 20
     path.write_text(f'{{"text": "{long}"}}\n{{"text": "short"}}\n{{"other": 1}}\n{{"text"\n')
+    with path.open("a") as file:
+        file.write(json.dumps({"text": " " * 400}) + "\n" + json.dumps({"text": "\ud800" * 400}) + "\n")
     assert read_passages(path) == [long]
-    assert "3 broken lines" in capsys.readouterr().err
+    assert "5 broken lines" in capsys.readouterr().err
     path.write_text('{"text": "short"}\n')
     with pytest.raises(ValueError, match="holds no passages"):
         read_passages(path)

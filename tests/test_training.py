@@ -310,6 +310,34 @@ def test_what_no_training_can_begin_with_is_refused(places, tmp_path):
         Training(options(*places, str(tmp_path / "third"), init_from=str(tmp_path / "draft")), print)
 
 
+@pytest.mark.parametrize(
+    ("kind", "damage", "message"),
+    [
+        ("draft", "cut", "could not be opened as a language model"),
+        ("pard", "lacks", r"lacks weights of a .*norm\.weight"),
+        ("draft", "nan", "values that are not finite numbers"),
+        ("eagle3", "state", "was not written by this version"),
+    ],
+)
+def test_damaged_weights_to_begin_with_are_refused(kind, damage, message, places, tmp_path):
+    train(options(*places, str(tmp_path / "first"), kind, max_steps=1))
+    weights, state = (tmp_path / "first" / name for name in ("model.safetensors", checkpoint.STATE_NAME))
+    tensors = load_file(weights)
+    state.unlink()
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif damage == "state":
+        save_file({"module.x": torch.ones(1)}, state)
+    else:
+        norm = tensors.pop("model.norm.weight")
+        save_file(
+            tensors | ({"model.norm.weight": norm * torch.nan} if damage == "nan" else {}), weights, {"format": "pt"}
+        )
+    with pytest.raises(ValueError, match=message):
+        Training(options(*places, str(tmp_path / "second"), kind, init_from=str(tmp_path / "first")), print)
+    assert not (tmp_path / "second").exists()
+
+
 def test_a_head_with_an_output_layer_of_its_own_is_begun_with_if_it_is_of_the_same_make(places, tmp_path):
     target = AutoModelForCausalLM.from_pretrained(places[1], dtype=torch.float32)
     mine = Training(options(*places, str(tmp_path / "a")), print).recipe.head.config

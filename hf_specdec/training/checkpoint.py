@@ -106,7 +106,10 @@ class Weights:
                     f"These weights are of another drafter: {name} has shape {tuple(tensors[name].shape)}, here "
                     f"{tuple(master.shape)}."
                 )
-            master.copy_(tensors[name])
+            if not tensors[name].isfinite().all():
+                raise ValueError(f"{name} holds values that are not finite numbers.")
+        for name in tensors:
+            self.masters[name].copy_(tensors[name])
         self.publish()
 
 
@@ -149,9 +152,12 @@ def read_state(folder: Path) -> State | None:
             f"{path} is damaged ({error}), so its training cannot go on; the drafter beside it is not touched. Start "
             "anew with another output."
         ) from error
-    progress = Progress(**json.loads(metadata["progress"]))
-    progress.loss = tuple(progress.loss)  # type: ignore[assignment]
-    return progress, json.loads(metadata["facts"]), tensors
+    try:
+        progress = Progress(**json.loads(metadata["progress"]))
+        progress.loss = tuple(progress.loss)  # type: ignore[assignment]
+        return progress, json.loads(metadata["facts"]), tensors
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} was not written by this version of a training: {error!r}.") from error
 
 
 def restore(tensors: dict[str, Tensor], weights: Weights, optimizers: list[torch.optim.Optimizer]) -> None:

@@ -203,8 +203,8 @@ class Training:
         return RECIPES[self.options.kind].new(self.target, learned, self.options.recipe)
 
     def _init_from(self, location: str) -> None:
-        found = checkpoint.read_state(Path(location))
         try:
+            found = checkpoint.read_state(Path(location))
             tensors = self._published(location) if found is None else self._of_training(found)
             self.weights.load(tensors, may_lack=True)  # a head that drafts in parallel has one more than its model
         except ValueError as error:

@@ -204,8 +204,9 @@ def read_passages(path: str | os.PathLike[str]) -> list[str]:
 
 def _passage(row: Any) -> str:
     text = parsed(row).get("text")
-    if not isinstance(text, str) or len(text) < _MIN_PASSAGE:
+    if not isinstance(text, str) or len(text.strip()) < _MIN_PASSAGE:
         raise ValueError(f"`text` must be a text of {_MIN_PASSAGE} characters or more")
+    text.encode()  # half a surrogate pair is no text
     return text
 
 
